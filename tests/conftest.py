@@ -1,0 +1,29 @@
+"""Shared fixtures: where the real data lies, if it is there; and one hypothesis profile for all tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples on every machine and every run; no verdict on how long one takes.
+settings.register_profile(
+    "torchcpl",
+    deadline=None,
+    derandomize=True,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("torchcpl")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data: ``$TORCHCPL_DATA``, or ``shared/data`` beside the checkout."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    root = Path(os.environ.get("TORCHCPL_DATA", default))
+    if not root.is_dir():
+        pytest.skip(f"no real data at {root} (set TORCHCPL_DATA)")
+    return root

@@ -1,0 +1,468 @@
+"""Scenes: enumeration against brute force, invariants of every stored path, drawing, storage, splits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchcpl.tasks.paths import sampling
+from torchcpl.tasks.paths.maps import Lane, LaneGraph, Line, load_map, load_maps, save_map
+from torchcpl.tasks.paths.procedural import procedural_map
+from torchcpl.tasks.paths.sampling import PALETTE, STEP, Roads, distinct, enumerate_paths, sample_scene
+from torchcpl.tasks.paths.scenes import (
+    Scenes,
+    cells_of,
+    contact_sheet,
+    flip,
+    generate,
+    image_centres,
+    images_overlap,
+    load_scenes,
+    palette_to_rgb,
+    save_scenes,
+    split_by_geography,
+    split_by_index,
+)
+
+# Enumeration.
+
+
+def brute_force(
+    start: int, edges: set[tuple[int, int]], lengths: list[float], leaves: list[bool], horizon: float, size: int
+) -> set[tuple[tuple[int, ...], str]]:
+    """Every sequence of different lanes that follows edges and stops where it must and not before."""
+    found = set()
+    others = [v for v in range(size) if v != start]
+    for count in range(size):
+        for rest in itertools.permutations(others, count):
+            way = (start, *rest)
+            if not all(pair in edges for pair in itertools.pairwise(way)):
+                continue
+            ends = list(itertools.accumulate(lengths[v] for v in way))
+            if any(leaves[v] or end >= horizon for v, end in zip(way[:-1], ends[:-1], strict=True)):
+                continue
+            onward = {b for a, b in edges if a == way[-1]}
+            if leaves[way[-1]]:
+                found.add((way, "edge"))
+            elif ends[-1] >= horizon:
+                found.add((way, "horizon"))
+            elif not onward:
+                found.add((way, "leaf"))
+            elif onward <= set(way):
+                found.add((way, "loop"))
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.integers(1, 6), st.booleans())
+def test_enumeration_equals_brute_force(data: st.DataObject, size: int, acyclic: bool) -> None:
+    pairs = [(a, b) for a in range(size) for b in range(size) if not acyclic or a < b]  # self-loops too
+    edges = set(data.draw(st.lists(st.sampled_from(pairs), max_size=14, unique=True))) if pairs else set()
+    lengths = data.draw(st.lists(st.floats(1.0, 40.0), min_size=size, max_size=size))
+    leaves = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    horizon = data.draw(st.sampled_from([1.0, 30.0, 90.0, math.inf]))
+    start = data.draw(st.integers(0, size - 1))
+    successors = [[b for a, b in sorted(edges) if a == v] for v in range(size)]
+    found = enumerate_paths(start, successors, lengths, leaves, horizon)
+    assert found is not None
+    assert len(found) == len(set(found))
+    assert set(found) == brute_force(start, edges, lengths, leaves, horizon, size)
+
+
+def test_enumeration_gives_up_rather_than_hang() -> None:
+    complete = [[b for b in range(30) if b != a] for a in range(30)]
+    assert enumerate_paths(0, complete, [1.0] * 30, [False] * 30, horizon=math.inf) is None
+
+
+def test_distinct_drops_what_never_parts() -> None:
+    s = np.linspace(0, 200, 101)
+    straight = np.stack([s, 0 * s], axis=1)
+    beside = straight + np.array([0, 15.9])  # px; paths part at 16
+    apart = straight + np.array([0, 16.1])
+    fork = np.stack([s, np.maximum(s - 100, 0)], axis=1)
+    assert len(distinct([straight, beside])) == 1
+    assert len(distinct([straight, apart])) == 2
+    kept = distinct([straight, fork, beside, apart])
+    assert [any(line is other for line in kept) for other in (straight, fork, beside, apart)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+
+
+# Small maps by hand.
+
+
+def line(*corners: tuple[float, float]) -> np.ndarray:
+    pieces = [np.linspace(a, b, 200)[:-1] for a, b in itertools.pairwise(corners)]
+    return np.concatenate([*pieces, [corners[-1]]])
+
+
+def graph(
+    lanes: Mapping[str, tuple[str, np.ndarray, tuple[str, ...]]], name: str = "hand", turn: float = 0.0
+) -> LaneGraph:
+    c, s = math.cos(turn), math.sin(turn)
+    rotation = np.array([[c, s], [-s, c]])
+    return LaneGraph(name, {k: Lane(kind, at @ rotation, None, onward) for k, (kind, at, onward) in lanes.items()})
+
+
+def straight_road(turn: float = 0.0) -> LaneGraph:
+    lanes = {
+        "a": ("lane", line((-20, 0), (20, 0)), ("b",)),
+        "b": ("connector", line((20, 0), (400, 0)), ()),
+        "before": ("connector", line((-400, 0), (-20, 0)), ("a",)),
+    }
+    return graph(lanes, turn=turn)
+
+
+def crossing() -> LaneGraph:
+    """A lane east into a crossing at (60, 0) with ways north (left), east and south (right)."""
+    return graph(
+        {
+            "in": ("lane", line((-60, 0), (50, 0)), ("left", "ahead", "right")),
+            "left": ("connector", line((50, 0), (58, 3), (60, 10)), ("north",)),
+            "ahead": ("connector", line((50, 0), (70, 0)), ("east",)),
+            "right": ("connector", line((50, 0), (58, -3), (60, -10)), ("south",)),
+            "north": ("connector", line((60, 10), (60, 300)), ()),
+            "east": ("connector", line((70, 0), (400, 0)), ()),
+            "south": ("connector", line((60, -10), (60, -300)), ()),
+        }
+    )
+
+
+def test_a_straight_road_is_a_straight_path() -> None:
+    for turn in (0.0, 0.7, math.pi, -2.1):
+        for index in range(5):
+            scene = sample_scene([Roads(straight_road(turn))], 0, index)
+            (path,) = scene.paths
+            row = path[0, 1]
+            assert abs(row - 128) <= 10
+            expected = [(80 + STEP * k, row) for k in range(int(176 / STEP) + 1)]
+            np.testing.assert_allclose(path, expected, atol=0.01)
+            assert abs(math.remainder(scene.pose[2] - turn, 2 * math.pi)) < 1e-6
+            # 3.5 m of road is 7 px, and the ego is on it.
+            assert np.isin((scene.image != 0).sum(axis=0), [7, 8]).all()
+            assert scene.image[int(row), 80] == sampling.EGO
+            assert set(np.unique(scene.image)) <= set(range(len(PALETTE)))
+
+
+def test_left_is_up_and_the_crossing_has_three_ways() -> None:
+    road = Roads(crossing())
+    seen = 0
+    for index in range(20):
+        scene = sample_scene([road], 1, index)
+        assert abs(scene.pose[1]) < 1e-9
+        gap = 60 - scene.pose[0]  # m to the crossing
+        if gap > 75:
+            continue
+        seen += 1
+        assert len(scene.paths) == 3
+        row = scene.paths[0][0, 1]
+        left, ahead, right = sorted(scene.paths, key=lambda path: path[-1, 1])
+        column = 80 + 2 * gap
+        assert left[-1, 1] < STEP
+        assert abs(left[-1, 0] - column) < 0.1
+        assert right[-1, 1] > 256 - STEP
+        assert abs(right[-1, 0] - column) < 0.1
+        assert ahead[-1, 0] > 256 - STEP
+        np.testing.assert_allclose(ahead[:, 1], row, atol=0.01)
+    assert seen > 5
+
+
+def test_chevrons_point_ahead_and_only_on_lanes() -> None:
+    scene = sample_scene([Roads(straight_road())], 0, 0)
+    x = scene.pose[0]
+    columns = np.flatnonzero((scene.image == sampling.DIRECTION).any(axis=0))
+    world = x + (columns + 0.5 - 80) / 2
+    assert len(columns)
+    assert (np.abs(world) < 21).all()
+    chevrons = sampling._chevrons(line((0, 0), (40, 0)))  # tails, tip: the tip is ahead
+    np.testing.assert_allclose(chevrons[:, 1, 0] - chevrons[:, 0, 0], 1.6)
+    np.testing.assert_allclose(np.diff(chevrons[:, 1, 0]), 6.0)
+    np.testing.assert_allclose(chevrons[:, 0, 1], -chevrons[:, 2, 1])
+
+
+def test_drawing_layers_and_holes() -> None:
+    square = np.array([[-300.0, -60], [300, -60], [300, 60], [-300, 60]])
+    hole = np.array([[10.0, 20], [30, 20], [30, 40], [10, 40]])
+    base = straight_road()
+    lines = (Line("road_divider", line((-300, 5), (300, 5))), Line("lane_divider", line((-300, -5), (300, -5))))
+    view = sampling._View(0.0, 0.0, 0.0, 128.0)
+    image = sampling.render(Roads(LaneGraph("area", base.lanes, lines, ((square, hole),))), view)
+
+    def at(x: float, y: float) -> int:
+        return int(image[int(128 - 2 * y), int(80 + 2 * x)])
+
+    assert at(20.1, 30.1) == sampling.BACKGROUND
+    assert at(50.1, 30.1) == sampling.ROAD
+    assert at(50.1, 59.6) == sampling.OUTLINE
+    assert at(50.1, 61.6) == sampling.BACKGROUND
+    assert (image[117:119, 200] == sampling.ROAD_DIVIDER).any()
+    assert (image[137:139, 200] == sampling.LANE_DIVIDER).any()
+    off_road = Roads(LaneGraph("bare", base.lanes, lines))
+    assert not np.isin(sampling.render(off_road, view), [sampling.ROAD_DIVIDER, sampling.LANE_DIVIDER]).any()
+
+
+def test_a_map_that_only_ends_is_refused_by_name() -> None:
+    short = graph({"a": ("lane", line((0, 0), (30, 0)), ())}, name="cul-de-sac")
+    with pytest.raises(ValueError, match=r"'cul-de-sac'.*leads nowhere"):
+        generate([short], 2, workers=1)
+    with pytest.raises(ValueError, match=r"'bare'.*kind 'lane'"):
+        generate([graph({"a": ("connector", line((0, 0), (30, 0)), ())}, name="bare")], 1)
+    with pytest.raises(ValueError, match="maps"):
+        generate([], 1)
+    with pytest.raises(ValueError, match="count"):
+        generate([straight_road()], 0)
+
+
+def test_rings_do_not_hang() -> None:
+    angle = np.linspace(0, 2 * math.pi, 41)
+    circle = 15 * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    half = circle[:21], circle[20:]
+    closed = {"a": ("lane", half[0], ("b",)), "b": ("lane", half[1], ("a",))}
+    with pytest.raises(ValueError, match="ring"):
+        generate([graph(closed, name="ring")], 1, workers=1)
+    exits = {
+        "a": ("lane", half[0], ("b", "out")),
+        "b": ("connector", half[1], ("a",)),
+        "out": ("connector", line((-15, 0), (-15, -300)), ()),
+    }
+    scene = sample_scene([Roads(graph(exits, name="exit"))], 0, 0)
+    assert len(scene.paths) == 1
+
+
+# What is stored.
+
+
+@pytest.fixture(scope="module")
+def made() -> Scenes:
+    return generate([procedural_map(24, (1, 1, 1, 1, 1, 1), seed=1), procedural_map(12, seed=2)], 80, workers=1)
+
+
+def check_invariants(scenes: Scenes) -> None:
+    mask = scenes.drivable()
+    for i in range(len(scenes)):
+        count = scenes.counts[i]
+        assert 1 <= count <= 6
+        ego = scenes.paths[i, 0, 0]
+        assert ego[0] == 80
+        assert abs(ego[1] - 128) <= 10
+        assert (scenes.images[i] == sampling.EGO).any()
+        for j in range(6):
+            n = scenes.lengths[i, j]
+            assert (n > 0) == (j < count)
+            assert (scenes.paths[i, j, n:] == -1).all()
+            if not n:
+                continue
+            path = scenes.paths[i, j, :n]
+            assert 2 <= n <= 64
+            np.testing.assert_array_equal(path[0], ego)
+            seen = set()
+            for x, y in path.tolist():
+                assert 0 <= x < 256
+                assert 0 <= y < 256
+                assert mask[i, int(y), int(x)]
+                seen.add((int(x // 8), int(y // 8)))
+            assert len(seen) == n
+            gaps = np.hypot(*np.diff(path, axis=0).T)
+            # A dropped point leaves a gap; an arc is no shorter than its chord.
+            assert np.median(gaps) <= STEP + 1e-3
+            assert gaps[0] <= STEP + 1e-3
+        for a, b in itertools.combinations(range(count), 2):
+            p, q = scenes.paths[i, a, : scenes.lengths[i, a]], scenes.paths[i, b, : scenes.lengths[i, b]]
+            gap = np.hypot(*(p[:, None] - q[None]).transpose(2, 0, 1))
+            # Paths part by 16 px somewhere; stored points may miss the spot by half a step.
+            assert max(gap.min(axis=0).max(), gap.min(axis=1).max()) > 16 - STEP
+
+
+def test_procedural_scenes_keep_every_promise(made: Scenes) -> None:
+    check_invariants(made)
+    assert set(made.counts) == {1, 2, 3, 4, 5, 6}
+    assert made.maps == ("procedural-1", "procedural-2")
+    assert set(made.map_index) == {0, 1}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6])
+def test_procedural_shares_set_the_number_of_paths(n: int) -> None:
+    shares = [0.0] * 6
+    shares[n - 1] = 1.0
+    counts = generate([procedural_map(8, shares, seed=5)], 20, workers=1).counts
+    assert (counts == n).mean() >= 0.9
+
+
+def test_real_scenes_keep_every_promise(shared_data: Path) -> None:
+    maps = load_maps(shared_data / "lane-graphs")
+    scenes = generate(maps, 120, seed=7, workers=1)
+    check_invariants(scenes)
+    assert (scenes.counts == 1).mean() > 0.4
+    for one in maps:  # a map alone, as a held-out one would be
+        alone = generate([one], 4, seed=8, workers=1)
+        check_invariants(alone)
+        assert alone.maps == (one.name,)
+
+
+def test_a_map_never_seen_loads_and_generates(tmp_path: Path) -> None:
+    save_map(procedural_map(6, seed=99), tmp_path / "held-out.json")
+    check_invariants(generate([load_map(tmp_path / "held-out.json")], 6, workers=1))
+
+
+def equal(a: Scenes, b: Scenes) -> None:
+    for name in ("images", "paths", "lengths", "map_index", "poses"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+    assert a.maps == b.maps
+
+
+def test_the_same_scenes_whatever_the_workers() -> None:
+    maps = [procedural_map(6, seed=1), procedural_map(4, seed=2)]
+    one = generate(maps, 40, seed=3, workers=1)
+    equal(one, generate(maps, 40, seed=3, workers=2, progress=True))
+    equal(one, generate(maps, 40, seed=3, workers=3))
+    equal(one.select(range(10)), generate(maps, 10, seed=3, workers=1))
+    assert (one.images != generate(maps, 40, seed=4, workers=1).images).any()
+
+
+def test_save_and_load(made: Scenes, tmp_path: Path) -> None:
+    save_scenes(made, tmp_path / "scenes.npz")
+    equal(made, load_scenes(tmp_path / "scenes.npz"))
+    assert (tmp_path / "scenes.npz").stat().st_size / len(made) < 64e6 / 6000 / 2
+    np.savez(tmp_path / "other.npz", x=np.zeros(3))
+    with pytest.raises(ValueError, match=r"other\.npz"):
+        load_scenes(tmp_path / "other.npz")
+
+
+def test_contact_sheet(made: Scenes) -> None:
+    sheet = contact_sheet(made, [3, 1, 4, 1, 5], columns=3)
+    assert sheet.shape == (2 * 518 + 6, 3 * 518 + 6, 3)
+    assert sheet.dtype == np.uint8
+    tile = sheet[6 : 6 + 512, 6 : 6 + 512]
+    for color in sampling.PALETTE[[0, 1, 2]]:
+        assert (tile == color).all(axis=2).any()
+
+
+# Splits.
+
+
+def test_split_by_index() -> None:
+    split = split_by_index(6000)
+    assert (len(split.train), len(split.val), len(split.dev), len(split.dropped)) == (4800, 1200, 0, 0)
+    assert sorted([*split.train, *split.val]) == list(range(6000))
+    with pytest.raises(ValueError, match="val"):
+        split_by_index(10, 1.0)
+
+
+def rotated(
+    centre: np.ndarray, heading: float, side: float = 128.0
+) -> tuple[tuple[float, float], tuple[float, float], float]:
+    return (float(centre[0]), float(centre[1])), (side, side), math.degrees(heading)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.tuples(st.floats(-200, 200), st.floats(-200, 200)),
+    st.floats(-10, 10),
+    st.floats(-10, 10),
+)
+def test_overlap_of_images_agrees_with_opencv(offset: tuple[float, float], a: float, b: float) -> None:
+    import cv2
+
+    zero, other = np.zeros(2), np.array(offset)
+    ours = bool(images_overlap(zero[None], np.array([a]), other[None], np.array([b]))[0, 0])
+    shrunk = cv2.rotatedRectangleIntersection(rotated(zero, a, 127.8), rotated(other, b, 127.8))[0]
+    grown = cv2.rotatedRectangleIntersection(rotated(zero, a, 128.2), rotated(other, b, 128.2))[0]
+    assert ours or shrunk == cv2.INTERSECT_NONE
+    assert not ours or grown != cv2.INTERSECT_NONE
+
+
+def test_image_centres_are_the_pixel_in_the_middle(made: Scenes) -> None:
+    for i, centre in enumerate(image_centres(made)):
+        x, y, heading = made.poses[i].tolist()
+        view = sampling._View(x, y, heading, float(made.paths[i, 0, 0, 1]))
+        np.testing.assert_allclose(view.pixels(centre[None]), [[128, 128]], atol=1e-4)
+
+
+def check_apart(scenes: Scenes, one: np.ndarray, two: np.ndarray) -> None:
+    import cv2
+
+    centres = image_centres(scenes)
+    for i in one:
+        for j in two:
+            if scenes.map_index[i] == scenes.map_index[j] and np.hypot(*(centres[i] - centres[j])) < 182:
+                a, b = (rotated(centres[k], scenes.poses[k, 2], 127.9) for k in (i, j))
+                assert cv2.rotatedRectangleIntersection(a, b)[0] == cv2.INTERSECT_NONE
+
+
+@pytest.mark.parametrize("dev", [0.0, 0.1])
+def test_geography_split_parts_are_apart(made: Scenes, shared_data: Path, dev: float) -> None:
+    for scenes in (made, generate(load_maps(shared_data / "lane-graphs"), 240, seed=1, workers=1)):
+        split = split_by_geography(scenes, 0.2, dev)
+        parts = [split.train, split.val, split.dev, split.dropped]
+        assert sorted(itertools.chain(*parts)) == list(range(len(scenes)))
+        assert abs(len(split.val) - 0.2 * len(scenes)) <= 2
+        assert abs(len(split.dev) - dev * len(scenes)) <= 2
+        assert len(split.train) > len(scenes) / 3
+        for one, two in itertools.combinations(parts[:3], 2):
+            check_apart(scenes, one, two)
+        assert f"{len(split.dropped)} dropped" in str(split)
+
+
+# On the device.
+
+
+def test_palette_to_rgb(made: Scenes) -> None:
+    images = torch.from_numpy(made.images[:3])
+    rgb = palette_to_rgb(images)
+    assert rgb.shape == (3, 3, 256, 256)
+    assert rgb.is_contiguous(memory_format=torch.channels_last)
+    expected = PALETTE[made.images[:3]].transpose(0, 3, 1, 2) / 255
+    np.testing.assert_allclose(rgb.numpy(), expected, atol=1e-6)
+    assert palette_to_rgb(images, torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_flip_mirrors_images_and_paths_alike(made: Scenes) -> None:
+    images, paths = torch.from_numpy(made.images), torch.from_numpy(made.paths)
+    kept = images.clone(), paths.clone()
+    which = torch.arange(len(made)) % 2 == 0
+    flipped_images, flipped_paths = flip(images, paths, which)
+    assert torch.equal(images, kept[0])
+    assert torch.equal(paths, kept[1])
+    for i in range(len(made)):
+        if i % 2:
+            assert torch.equal(flipped_images[i], images[i])
+            assert torch.equal(flipped_paths[i], paths[i])
+            continue
+        np.testing.assert_array_equal(flipped_images[i].numpy(), made.images[i, ::-1])
+        for j in range(6):
+            for t in range(64):
+                x, y = made.paths[i, j, t].tolist()
+                expected = [x, y] if t >= made.lengths[i, j] else [x, 256 - y]
+                assert flipped_paths[i, j, t].tolist() == pytest.approx(expected)
+    everything = flip(images, paths)
+    back = flip(*everything)
+    assert torch.equal(back[0], images)
+    torch.testing.assert_close(back[1], paths, atol=1e-4, rtol=0)
+    mirrored = Scenes(everything[0].numpy(), everything[1].numpy(), made.lengths, made.map_index, made.poses, made.maps)
+    check_invariants(mirrored)
+
+
+def test_cells_of(made: Scenes) -> None:
+    cells, offsets = cells_of(torch.from_numpy(made.paths))
+    assert cells.dtype == torch.long
+    for i in range(10):
+        for j in range(6):
+            for t in range(64):
+                if t >= made.lengths[i, j]:
+                    assert cells[i, j, t] == -1
+                    assert offsets[i, j, t].tolist() == [0, 0]
+                    continue
+                x, y = made.paths[i, j, t].tolist()
+                assert cells[i, j, t] == int(y // 8) * 32 + int(x // 8)
+                assert offsets[i, j, t].tolist() == pytest.approx([x % 8, y % 8])

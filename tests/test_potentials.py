@@ -1,0 +1,99 @@
+"""Potentials and Selection: shapes, rows, masks, lists."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from strategies import KINDS, fixed_case
+
+import torchcpl as cpl
+from torchcpl.potentials import picked_mask
+
+
+def test_mask_defaults_to_everyone() -> None:
+    pot = cpl.Potentials(torch.zeros(2, 3), torch.zeros(2), cpl.Dense(torch.zeros(2, 3, 3)))
+    assert pot.mask.dtype == torch.bool
+    assert pot.mask.all()
+    assert pot.mask.shape == (2, 3)
+    assert pot.num_candidates == 3
+    assert len(pot) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [slice(1, 3), [2, 0, 0], torch.tensor([1]), torch.tensor([True, False, True])])
+def test_rows_of_every_part(kind: str, rows: slice | list[int] | torch.Tensor) -> None:
+    pot = fixed_case(kind, 0, 3, 4, padded=True).pot
+    some = pot[rows]
+    torch.testing.assert_close(some.unary, pot.unary[rows])
+    torch.testing.assert_close(some.stop, pot.stop[rows])
+    assert some.mask.equal(pot.mask[rows])
+    torch.testing.assert_close(some.interaction.dense(), pot.interaction.dense()[rows])
+
+
+def test_a_single_row_number_would_drop_the_batch() -> None:
+    with pytest.raises(ValueError, match=r"rows: expected a slice, list or tensor of rows, got the single index 1"):
+        fixed_case("dense", 0, 3, 4).pot[1]
+
+
+def test_check_names_the_first_nan_and_forgives_padding() -> None:
+    pot = fixed_case("dense", 0, 2, 3).pot
+    unary = pot.unary.clone()
+    unary[1, 2] = math.nan
+    with pytest.raises(ValueError, match=r"unary: expected no NaN, got 1 of them, the first at \(1, 2\)"):
+        cpl.Potentials(unary, pot.stop, pot.interaction).check()
+    mask = torch.tensor([[True] * 3, [True, True, False]])
+    cpl.Potentials(unary, pot.stop, pot.interaction, mask).check()
+
+
+def test_picked_mask() -> None:
+    picks = torch.tensor([[[2, 0, -1]], [[-1, -1, -1]]])
+    assert picked_mask(picks, 4).tolist() == [[[True, False, True, False]], [[False] * 4]]
+    assert picked_mask(torch.zeros(3, 0, dtype=torch.long), 2).tolist() == [[False, False]] * 3
+    assert picked_mask(torch.full((2, 1), -1), 0).shape == (2, 0)
+
+
+def test_selection_as_lists_and_mask() -> None:
+    indices = torch.tensor([[[3, 0], [1, -1]], [[-1, -1], [2, 1]]])
+    selection = cpl.Selection(indices, (indices >= 0).sum(-1), torch.zeros(2, 2), 4)
+    assert selection.tolist() == [[[3, 0], [1]], [[], [2, 1]]]
+    assert selection.mask().shape == (2, 2, 4)
+    assert selection.mask(6).shape == (2, 2, 6)
+    assert selection.mask()[0, 0].tolist() == [True, False, False, True]
+    empty = cpl.Selection(torch.zeros(2, 0, dtype=torch.long), torch.zeros(2), torch.zeros(2))
+    assert empty.tolist() == [[], []]
+    with pytest.raises(ValueError, match="num_candidates: expected the number of candidates N, got None"):
+        empty.mask()
+    moved = selection.to("cpu")
+    assert moved.indices.equal(indices)
+    assert moved.num_candidates == 4
+
+
+def test_validation_can_be_switched_off_and_on() -> None:
+    pot = fixed_case("dense", 0, 1, 3).pot
+    repeated = torch.tensor([[1, 1]])
+    try:
+        cpl.set_validation(False)
+        assert cpl.log_prob(pot, repeated).shape == (1,)
+        cpl.set_validation(True)
+        with pytest.raises(ValueError, match="order: expected no repeated index"):
+            cpl.log_prob(pot, repeated)
+    finally:
+        cpl.set_validation(None)
+    with pytest.raises(ValueError, match="order: expected no repeated index"):
+        cpl.log_prob(pot, repeated)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_without_validation_nan_comes_back_as_nan(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not fast:
+        monkeypatch.setattr("torchcpl.kernels.greedy_numpy.applies", lambda pot, rules: False)
+    pot = cpl.Potentials(torch.zeros(1, 3), torch.tensor([math.nan]), cpl.Dense(torch.zeros(1, 3, 3)))
+    try:
+        cpl.set_validation(False)
+        assert cpl.greedy(pot).log_prob.isnan().all()
+    finally:
+        cpl.set_validation(None)
+    with pytest.raises(ValueError, match="stop: expected no NaN"):
+        cpl.greedy(pot)

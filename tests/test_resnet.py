@@ -1,0 +1,197 @@
+"""ResNet-18: torchvision's names and shapes, the files it reads, and features against stored ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor
+
+from torchcpl.resnet import IMAGENET_MEAN, IMAGENET_STD, load_resnet18, prepare, resnet18
+
+CONVOLUTIONS = {
+    "conv1": (64, 3, 7, 7),
+    "layer1.0.conv1": (64, 64, 3, 3),
+    "layer1.0.conv2": (64, 64, 3, 3),
+    "layer1.1.conv1": (64, 64, 3, 3),
+    "layer1.1.conv2": (64, 64, 3, 3),
+    "layer2.0.conv1": (128, 64, 3, 3),
+    "layer2.0.conv2": (128, 128, 3, 3),
+    "layer2.0.downsample.0": (128, 64, 1, 1),
+    "layer2.1.conv1": (128, 128, 3, 3),
+    "layer2.1.conv2": (128, 128, 3, 3),
+    "layer3.0.conv1": (256, 128, 3, 3),
+    "layer3.0.conv2": (256, 256, 3, 3),
+    "layer3.0.downsample.0": (256, 128, 1, 1),
+    "layer3.1.conv1": (256, 256, 3, 3),
+    "layer3.1.conv2": (256, 256, 3, 3),
+    "layer4.0.conv1": (512, 256, 3, 3),
+    "layer4.0.conv2": (512, 512, 3, 3),
+    "layer4.0.downsample.0": (512, 256, 1, 1),
+    "layer4.1.conv1": (512, 512, 3, 3),
+    "layer4.1.conv2": (512, 512, 3, 3),
+}
+
+
+def expected_shapes(cut: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in CONVOLUTIONS.items():
+        if name.startswith("layer") and int(name[5]) > cut:
+            continue
+        shapes[f"{name}.weight"] = shape
+        norm = name.replace("conv", "bn") if "conv" in name else name.replace("downsample.0", "downsample.1")
+        for part in ("weight", "bias", "running_mean", "running_var"):
+            shapes[f"{norm}.{part}"] = shape[:1]
+        shapes[f"{norm}.num_batches_tracked"] = ()
+    return shapes
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 4])
+def test_names_and_shapes_are_torchvisions(cut: int) -> None:
+    state = resnet18(cut).state_dict()
+    assert {name: tuple(value.shape) for name, value in state.items()} == expected_shapes(cut)
+
+
+def test_parameter_count() -> None:
+    """11,689,512 is the published count; the classifier has 512,000 + 1,000 of them."""
+    assert sum(p.numel() for p in resnet18().parameters()) == 11_689_512 - 513_000
+
+
+@pytest.mark.parametrize(("cut", "channels", "stride"), [(1, 64, 4), (2, 128, 8), (3, 256, 16), (4, 512, 32)])
+def test_output_shapes(cut: int, channels: int, stride: int) -> None:
+    net = resnet18(cut).eval()
+    assert (net.channels, net.stride) == (channels, stride)
+    images = torch.randn(2, 3, 64, 96)
+    out = net(images)
+    assert out.shape == (2, channels, 64 // stride, 96 // stride)
+    torch.testing.assert_close(net.features(images), out.flatten(2).mean(2))
+
+
+def test_channels_last_gives_the_same() -> None:
+    net = resnet18().eval()
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(net(images), net(images.to(memory_format=torch.channels_last)), rtol=1e-4, atol=1e-4)
+    assert net.conv1.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_bad_cut() -> None:
+    with pytest.raises(ValueError, match="cut: expected a stage from 1 to 4, got 5"):
+        resnet18(5)
+
+
+def test_prepare() -> None:
+    images = torch.randint(0, 256, (2, 5, 7, 3), dtype=torch.uint8)
+    plain = prepare(images, size=None)
+    for channel in range(3):
+        value = (images[1, 4, 6, channel].item() / 255 - IMAGENET_MEAN[channel]) / IMAGENET_STD[channel]
+        assert plain[1, channel, 4, 6].item() == pytest.approx(value, abs=1e-5)
+    assert prepare(images).shape == (2, 3, 224, 224)
+    assert prepare(images[:, :5, :5], size=5).is_contiguous(memory_format=torch.channels_last)
+    with pytest.raises(ValueError, match="images: expected a uint8"):
+        prepare(images.float())
+
+
+def state_of(cut: int = 4) -> dict[str, Tensor]:
+    net = resnet18(cut)
+    for name, buffer in net.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            buffer.uniform_(0.5, 1.5)
+    return {name: value.contiguous() for name, value in net.state_dict().items()}
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt"])
+@pytest.mark.parametrize("classifier", [False, True])
+def test_load(tmp_path: Path, suffix: str, classifier: bool) -> None:
+    state = state_of()
+    half = {k: v.half() for k, v in state.items() if not k.endswith("num_batches_tracked")}
+    if classifier:
+        half |= {"fc.weight": torch.zeros(1000, 512), "fc.bias": torch.zeros(1000)}
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".safetensors":
+        save_file(half, path)
+    else:
+        torch.save(half, path)
+    net = load_resnet18(path, cut=2)
+    assert not net.training
+    for name, value in net.state_dict().items():
+        if not name.endswith("num_batches_tracked"):
+            assert value.dtype == torch.float32
+            assert torch.equal(value, half[name].float()), name
+
+
+def test_load_a_cut_file(tmp_path: Path) -> None:
+    path = tmp_path / "cut.pth"
+    torch.save(state_of(cut=2), path)
+    assert load_resnet18(path, cut=2).cut == 2
+    with pytest.raises(ValueError, match=r"up to stage 4, no parameter layer3\.0\.conv1\.weight"):
+        load_resnet18(path)
+
+
+def test_load_refuses(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no such weights file"):
+        load_resnet18(tmp_path / "none.pth")
+    with pytest.raises(ValueError, match=r"expected a \.safetensors, \.pth or \.pt"):
+        load_resnet18(tmp_path / "weights.bin")
+    for suffix in (".pth", ".safetensors"):
+        path = tmp_path / f"foreign{suffix}"
+        path.write_bytes(b"no weights at all")
+        with pytest.raises(ValueError, match="not a readable weights file"):
+            load_resnet18(path)
+    path = tmp_path / "truncated.safetensors"
+    save_file({"conv1.weight": torch.zeros(64, 3, 7, 7)}, path)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="not a readable weights file"):
+        load_resnet18(path)
+
+    path = tmp_path / "weights.pth"
+    for content, message in [
+        ([1, 2], "expected a state dict"),
+        ({"epoch": 3}, "expected a state dict"),
+        ({}, "no parameter conv1.weight, bn1.weight, bn1.bias and"),
+        (
+            state_of() | {"layer1.0.conv3.weight": torch.zeros(1)},
+            r"unknown parameter layer1\.0\.conv3\.weight",
+        ),
+        (state_of() | {"conv1.weight": torch.zeros(64, 1, 7, 7)}, r"conv1\.weight: expected shape"),
+    ]:
+        torch.save(content, path)
+        with pytest.raises(ValueError, match=message):
+            load_resnet18(path)
+
+
+def test_load_runs_no_code(tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return Path.touch, (witness,)
+
+    path = tmp_path / "evil.pth"
+    torch.save({"conv1.weight": Evil()}, path)
+    with pytest.raises(ValueError, match="not a readable weights file"):
+        load_resnet18(path)
+    assert not witness.exists()
+
+
+def test_features_match_the_stored_ones(shared_data: Path) -> None:
+    """The stored features are 8 bit and saturate at 255 · scale: there, ours may only lie above."""
+    folder = shared_data / "cifar100-resnet18"
+    with np.load(folder / "features.npz") as stored, np.load(folder / "test_images.npz") as pictures:
+        codes = torch.from_numpy(stored["test"][pictures["rows"]]).float()  # (2000, 512)
+        scale = torch.from_numpy(stored["scale"])
+        images = torch.from_numpy(pictures["images"])
+    saturated = (codes == 255).any(1).nonzero()[:, 0]
+    sample = torch.cat([torch.arange(7, 2000, 45), saturated[::15]])
+    codes, images = codes[sample], images[sample]
+    net = load_resnet18(shared_data / "resnet18-imagenet" / "resnet18.safetensors")
+    with torch.inference_mode():
+        ours = torch.cat([net.features(prepare(part)) for part in torch.split(images, 16)])
+    full = codes == 255
+    within = torch.where(full, ours.minimum(255 * scale), ours)
+    assert F.cosine_similarity(within, codes * scale).min() >= 0.999
+    assert F.cosine_similarity(ours, codes * scale)[~full.any(1)].min() >= 0.999
+    assert (ours / scale)[full].min() > 250

@@ -1,0 +1,45 @@
+"""Contextual Plackett–Luce: select a coherent sequence or subset out of N candidates.
+
+>>> import torch, torchcpl as cpl
+>>> head = cpl.CPLHead(dim=8, hidden=16)
+>>> pot = head(torch.randn(2, 5, 8))
+>>> cpl.greedy(pot, max_len=3).indices.shape
+torch.Size([2, 3])
+"""
+
+from torchcpl.checks import set_validation
+from torchcpl.constraints import Adjacent, Budget, Forbid, History, Require
+from torchcpl.decoding import beam, greedy, sample, stochastic_beam
+from torchcpl.distribution import ContextualPlackettLuce
+from torchcpl.functional import log_prob, set_log_prob
+from torchcpl.head import CPLHead
+from torchcpl.interactions import Contextual, Dense, Interaction, LowRank
+from torchcpl.losses import ordered_nll, subset_nll
+from torchcpl.potentials import Potentials, Selection
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Adjacent",
+    "Budget",
+    "CPLHead",
+    "Contextual",
+    "ContextualPlackettLuce",
+    "Dense",
+    "Forbid",
+    "History",
+    "Interaction",
+    "LowRank",
+    "Potentials",
+    "Require",
+    "Selection",
+    "beam",
+    "greedy",
+    "log_prob",
+    "ordered_nll",
+    "sample",
+    "set_log_prob",
+    "set_validation",
+    "stochastic_beam",
+    "subset_nll",
+]

@@ -1,0 +1,105 @@
+"""Argument checks: one voice for every error, and one switch for those that read tensor values.
+
+Shapes and dtypes are always checked; that costs nothing. Checks of *values* (index range, repeats, NaN) read
+the tensors, which on an accelerator makes the host wait for it. They are therefore on for CPU tensors and off
+elsewhere, unless :func:`set_validation` says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_validation: bool | None = None
+
+
+def set_validation(on: bool | None) -> None:
+    """Turn checks of tensor values on or off everywhere; ``None`` (the default) means on for CPU tensors only."""
+    global _validation
+    if on not in (True, False, None):
+        raise ValueError(f"on: expected True, False or None, got {on!r}")
+    _validation = on
+
+
+def validating(tensor: Tensor) -> bool:
+    """Whether to check the values of ``tensor``."""
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return False
+    return tensor.device.type == "cpu" if _validation is None else _validation
+
+
+def describe(value: Any) -> str:
+    """What came, for an error message."""
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    return f"{type(value).__name__} {value!r}"
+
+
+def check_tensor(name: str, value: Any, shape: tuple[int | str, ...], dtype: str, like: Tensor | None = None) -> None:
+    """Raise unless ``value`` is a tensor of ``shape`` (names stand for any size) and ``dtype`` (float|bool|long)."""
+    wanted = f"a {dtype} tensor of shape ({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name}: expected {wanted}, got {describe(value)}")
+    fits = value.dim() == len(shape) and all(
+        isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True)
+    )
+    right = {
+        "float": value.is_floating_point(),
+        "bool": value.dtype == torch.bool,
+        "long": value.dtype == torch.int64,
+    }[dtype]
+    if not (fits and right):
+        raise ValueError(f"{name}: expected {wanted}, got {describe(value)}")
+    if like is not None and value.device != like.device:
+        raise ValueError(f"{name}: expected a tensor on {like.device}, got one on {value.device}")
+
+
+def check_finite(name: str, value: Tensor) -> None:
+    """Raise if a value is NaN or +inf (−inf is legal: a logit may rule a candidate out)."""
+    bad = value.isnan() | (value == torch.inf)
+    if bad.any():
+        where = tuple(int(i) for i in bad.nonzero()[0])
+        what = "NaN" if value[where].isnan() else "+inf"
+        raise ValueError(f"{name}: expected no {what}, got {int(bad.sum())} of them, the first at {where}")
+
+
+def check_order(name: str, order: Tensor, num_candidates: int, mask: Tensor | None = None) -> None:
+    """Raise unless every row of ``order`` (B, ..., T) is distinct candidates followed by −1 padding.
+
+    With ``mask`` (B, N), picks of padded candidates are refused too.
+    """
+    if order.numel() == 0:
+        return
+
+    def refuse(bad: Tensor, expected: str) -> None:
+        if bad.any():
+            where = tuple(int(i) for i in bad.nonzero()[0])
+            got = int(order[where])
+            raise ValueError(f"{name}: expected {expected}, got {got} at {where}")
+
+    refuse(
+        (order < -1) | (order >= num_candidates),
+        f"indices in [0, {num_candidates}) with −1 padding",
+    )
+    ended = (order < 0).cummax(-1).values if order.shape[-1] else order < 0
+    refuse(ended & (order >= 0), "no index after the −1 padding")
+    ranked, place = order.sort(dim=-1, stable=True)
+    repeat = torch.zeros_like(ended)
+    repeat.scatter_(-1, place[..., 1:], (ranked[..., 1:] == ranked[..., :-1]) & (ranked[..., 1:] >= 0))
+    refuse(repeat, "no repeated index in a row")
+    if mask is not None:
+        flat = order.clamp(min=0).flatten(1)  # (B, ·)
+        padded = ~mask.gather(1, flat).view(order.shape) if mask.shape[1] else torch.zeros_like(ended)
+        refuse(padded & (order >= 0), "no index of a padded candidate (mask is False there)")
+
+
+def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}: expected an integer of at least {least}, got {describe(value)}")

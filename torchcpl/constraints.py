@@ -1,0 +1,385 @@
+"""What a step may do: hard constraints and length limits, shared by every decoder, loss and distribution.
+
+A constraint is a pure function of the picks so far, so it serves one decoding step and all prefixes of a given
+sequence alike. Choices that it rules out get probability zero and the rest are renormalised: the constrained
+process is a distribution of its own, with mass one over what is allowed.
+
+The stop is always there as the last resort: a hypothesis with no candidate left to pick stops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchcpl.checks import check_count, check_finite, describe, validating
+from torchcpl.potentials import Potentials
+
+
+@dataclass(frozen=True)
+class History:
+    """The picks so far of K hypotheses in each of B rows."""
+
+    selected: Tensor  # (B, K, N) bool
+    last: Tensor  # (B, K) the latest pick, −1 when nothing is picked yet
+    count: Tensor  # (B, K) how many picks
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is still owed, for constraints that must keep room for it."""
+
+    available: Tensor  # (B, K, N) real, not forbidden, not yet picked
+    missing: Tensor | None  # (B, K, N) required and not yet picked
+    owed: Tensor | None  # (B, K) picks still needed to reach min_len
+
+
+def per_row(name: str, value: Any, pot: Potentials, dtype: torch.dtype) -> Tensor:
+    """(N,) or (B, N) per candidate → (B or 1, N) on the potentials' device."""
+    given = as_tensor(name, value, pot)
+    n = pot.num_candidates
+    shapes = ((n,), (1, n), (len(pot), n))
+    if tuple(given.shape) not in shapes or (dtype == torch.bool) != (given.dtype == torch.bool):
+        kind = "bool" if dtype == torch.bool else "number"
+        raise ValueError(f"{name}: expected a {kind} per candidate, ({n},) or ({len(pot)}, {n}), got {describe(given)}")
+    return given.to(dtype).expand(len(pot), n)
+
+
+def as_tensor(name: str, value: Any, pot: Potentials) -> Tensor:
+    """A tensor, array, list or number as a tensor on the potentials' device; Python floats keep their 64 bits."""
+    try:
+        if not isinstance(value, Tensor):
+            value = np.asarray(value)
+        return torch.as_tensor(value, device=pot.unary.device)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: expected numbers or booleans, got {describe(value)}") from None
+
+
+@dataclass(frozen=True)
+class Forbid:
+    """Never pick these: ``mask`` (N,) or (B, N), True = forbidden."""
+
+    mask: Any
+
+
+@dataclass(frozen=True)
+class Require:
+    """Pick all of these before stopping: ``mask`` (N,) or (B, N), True = required.
+
+    Always met together with ``Forbid``, ``Budget`` and length limits, which leave room for what is required. With
+    ``Adjacent`` or a callable a hypothesis may walk into a dead end and stop short; ``met`` tells.
+    """
+
+    mask: Any
+
+    def met(self, picked: Tensor) -> Tensor:
+        """Whether selections ``Selection.mask()`` (..., N) hold all that is required."""
+        required = torch.as_tensor(self.mask, device=picked.device)
+        return (picked | ~required).all(-1)
+
+
+@dataclass(frozen=True)
+class Adjacent:
+    """The next pick must neighbour the last; the first is free.
+
+    ``neighbours`` is a boolean matrix (N, N) or (B, N, N), ``[i, j]`` True when j may follow i; or neighbour lists: a
+    long tensor (N, D) or (B, N, D) padded with −1, or a list of N lists.
+    """
+
+    neighbours: Any
+
+    def matrix(self, pot: Potentials) -> Tensor:
+        """(B or 1, N, N) boolean."""
+        given = self.neighbours
+        n = pot.num_candidates
+        if isinstance(given, list | tuple):
+            given = _filled(given)
+        given = as_tensor("neighbours", given, pot)
+        if given.dim() == 2:
+            given = given.unsqueeze(0)
+        shaped = given.dim() == 3 and given.shape[0] in (1, len(pot)) and given.shape[1] == n
+        if shaped and given.dtype == torch.bool and given.shape[2] == n:
+            return given
+        if not shaped or given.dtype != torch.int64:
+            raise ValueError(
+                f"neighbours: expected a bool matrix ({n}, {n}) or neighbour lists ({n}, D) of long with −1 padding, "
+                f"optionally per row, got {describe(self.neighbours)}"
+            )
+        if given.numel() and (int(given.max()) >= n or int(given.min()) < -1):
+            worst = int(given.max()) if int(given.max()) >= n else int(given.min())
+            raise ValueError(f"neighbours: expected indices in [0, {n}) with −1 padding, got {worst}")
+        matrix = torch.zeros(*given.shape[:2], n + 1, dtype=torch.bool, device=given.device)
+        return matrix.scatter_(2, given.where(given >= 0, n), True)[..., :n]
+
+
+def _filled(lists: Sequence[Any]) -> Any:
+    """Lists of indices, of different lengths, filled up with −1; anything else (a matrix of booleans) as it came."""
+    if not all(isinstance(row, list | tuple) and all(type(item) is int for item in row) for row in lists):
+        return lists
+    width = max(map(len, lists), default=0)
+    return np.array([[*row, *[-1] * (width - len(row))] for row in lists], dtype=np.int64).reshape(len(lists), width)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The costs of what is picked add up to at most ``limit``.
+
+    ``cost`` (N,) or (B, N) of at least 0, ``limit`` a number or (B,).
+    """
+
+    cost: Any
+    limit: Any
+
+
+Constraint = Forbid | Require | Adjacent | Budget | Callable[[History], Tensor]
+
+
+class Rules:
+    """Length limits, stop bias and constraints of one decode, checked once and ready to be asked at every step."""
+
+    def __init__(
+        self,
+        pot: Potentials,
+        max_len: int | None = None,
+        min_len: int = 0,
+        stop_bias: float | Tensor = 0.0,
+        constraints: Sequence[Constraint] = (),
+    ) -> None:
+        n = pot.num_candidates
+        if max_len is not None:
+            check_count("max_len", max_len, 0)
+        check_count("min_len", min_len, 0)
+        self.max_len = n if max_len is None else min(max_len, n)
+        self.min_len = min_len
+        fits = isinstance(stop_bias, Tensor) and tuple(stop_bias.shape) in ((), (len(pot),))
+        if not fits and not (isinstance(stop_bias, int | float) and stop_bias < math.inf):  # NaN is not below either
+            raise ValueError(f"stop_bias: expected a number below inf, or ({len(pot)},), got {describe(stop_bias)}")
+        if isinstance(stop_bias, Tensor) and validating(stop_bias):
+            check_finite("stop_bias", stop_bias)
+        self.stop_bias = stop_bias
+        if not isinstance(constraints, Sequence) or isinstance(constraints, str):
+            raise ValueError(f"constraints: expected a list of constraints, got {describe(constraints)}")
+
+        self.available = pot.mask  # (B, N)
+        self.required: Tensor | None = None  # (B, N)
+        self._adjacent: list[Tensor] = []  # (B or 1, N, N)
+        self._budgets: list[tuple[Tensor, Tensor]] = []  # (B, N), (B,)
+        self._callables: list[Callable[[History], Tensor]] = []
+        for constraint in constraints:
+            if isinstance(constraint, Forbid):
+                self.available = self.available & ~per_row("Forbid.mask", constraint.mask, pot, torch.bool)
+            elif isinstance(constraint, Require):
+                required = per_row("Require.mask", constraint.mask, pot, torch.bool)
+                self.required = required if self.required is None else self.required | required
+            elif isinstance(constraint, Adjacent):
+                self._adjacent.append(constraint.matrix(pot))
+            elif isinstance(constraint, Budget):
+                self._budgets.append(_budget(constraint, pot))
+            elif callable(constraint):
+                self._callables.append(constraint)
+            else:
+                raise ValueError(
+                    f"constraints: expected Forbid, Require, Adjacent, Budget or a callable, got {describe(constraint)}"
+                )
+        self._refuse_impossible()
+
+    def rows(self, rows: Tensor) -> Rules:
+        """The rules of some rows of the batch, to go with ``pot[rows]``."""
+        new = copy(self)
+        new.available = self.available[rows]
+        new.required = None if self.required is None else self.required[rows]
+        new._adjacent = [m[rows] if m.shape[0] > 1 else m for m in self._adjacent]
+        new._budgets = [(cost[rows], limit[rows]) for cost, limit in self._budgets]
+        if isinstance(self.stop_bias, Tensor) and self.stop_bias.dim():
+            new.stop_bias = self.stop_bias[rows]
+        return new
+
+    @property
+    def ordered(self) -> bool:
+        """Whether what is allowed depends on the order of the picks and not only on their set."""
+        return bool(self._adjacent or self._callables)
+
+    @cached_property
+    def plain(self) -> bool:
+        """Only padding, forbidden candidates and length limits: what the compiled decoders handle."""
+        return self.required is None and not (self._adjacent or self._budgets or self._callables)
+
+    def allowed(self, history: History) -> tuple[Tensor, Tensor | None]:
+        """Which candidates (B, K, N) may be picked next, and where the stop may be (B, K); None for everywhere."""
+        left = self.available.unsqueeze(1) & ~history.selected  # (B, K, N)
+        slots = self.max_len - history.count  # (B, K)
+        allowed = left & (slots > 0).unsqueeze(-1)
+        if self.plain and self.min_len == 0:
+            return allowed, None
+
+        stop = history.count >= self.min_len
+        missing = owed = None
+        if self.required is not None:
+            missing = self.required.unsqueeze(1) & ~history.selected
+            outstanding = missing.sum(-1)
+            stop = stop & (outstanding == 0)
+            # When only as many slots are left as required picks are missing, nothing else fits.
+            allowed = allowed & (missing | (slots > outstanding).unsqueeze(-1))
+        if self.min_len > 0:
+            owed = (self.min_len - history.count).clamp(min=0)
+        outlook = Outlook(left, missing, owed)
+        for cost, limit in self._budgets:
+            allowed = allowed & _affordable(cost, limit, history, outlook)
+        for matrix in self._adjacent:
+            allowed = allowed & _next_to(matrix, history.last)
+        for function in self._callables:
+            verdict = _verdict(function, history)
+            allowed = allowed & verdict[..., : allowed.shape[-1]]
+            if verdict.shape[-1] > allowed.shape[-1]:
+                stop = stop & verdict[..., -1]
+        return allowed, stop | ~allowed.any(-1)
+
+    def _refuse_impossible(self) -> None:
+        """Raise, naming the first row that no selection can satisfy."""
+        if self.min_len > self.max_len:
+            raise ValueError(
+                f"min_len: expected at most max_len = {self.max_len} (no more than the candidates), got {self.min_len}"
+            )
+        if self.required is None and self.min_len == 0 and not self._budgets:
+            return
+
+        def refuse(bad: Tensor, why: Callable[[int], str]) -> None:
+            if bad.any():
+                row = int(bad.nonzero()[0])
+                raise ValueError(f"constraints: row {row} cannot be satisfied: {why(row)}")
+
+        room = self.available.sum(-1)
+        refuse(
+            room < self.min_len,
+            lambda row: f"min_len = {self.min_len}, but only {int(room[row])} candidates may be picked",
+        )
+        required = self.required if self.required is not None else torch.zeros_like(self.available)
+        lost = required & ~self.available
+        refuse(
+            lost.any(-1),
+            lambda row: f"candidate {int(lost[row].nonzero()[0])} is required, but padded or forbidden",
+        )
+        wanted = required.sum(-1)
+        refuse(
+            wanted > self.max_len,
+            lambda row: f"{int(wanted[row])} candidates are required, but max_len = {self.max_len}",
+        )
+        for cost, limit in self._budgets:
+            fill = (self.min_len - wanted).clamp(min=0)
+            spare = cost.masked_fill(~self.available | required, torch.inf).sort(-1).values
+            cheapest = torch.nn.functional.pad(spare.cumsum(-1), (1, 0)).gather(1, fill.unsqueeze(-1)).squeeze(-1)
+            need = _total(cost, required).squeeze(-1) + cheapest
+            refuse(
+                need > limit,
+                lambda row, need=need, limit=limit: (  # type: ignore[misc]
+                    f"the required picks and min_len cost at least {float(need[row]):g}, "
+                    f"the budget is {float(limit[row]):g}"
+                ),
+            )
+        for matrix in self._adjacent:
+            cut_off = self._unreachable(matrix, required)
+            refuse(
+                cut_off.any(-1),
+                lambda row, cut_off=cut_off: (  # type: ignore[misc]
+                    f"required candidate {int(cut_off[row].nonzero()[0])} is connected to another required one in "
+                    "neither direction"
+                ),
+            )
+
+    def _unreachable(self, matrix: Tensor, required: Tensor) -> Tensor:
+        """(B, N) required candidates that cannot be on one path with some other required candidate."""
+        batch, n = required.shape
+        most = int(required.sum(-1).max()) if n else 0
+        if most < 2:
+            return torch.zeros_like(required)
+        # The r-th required candidate of each row, and all that can be reached from it.
+        source = required.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices[:, :most]  # (B, R)
+        real = required.gather(1, source)
+        reached = torch.nn.functional.one_hot(source, n).bool()  # (B, R, N)
+        step = (matrix & self.available.unsqueeze(1)).expand(batch, n, n).float()
+        while True:
+            wider = reached | (reached.float() @ step > 0)
+            if bool((wider == reached).all()):
+                break
+            reached = wider
+        reaches = reached.gather(2, source.unsqueeze(1).expand(-1, most, -1))  # (B, R, R) [r, s]: r reaches s
+        apart = ~(reaches | reaches.transpose(1, 2)) & real.unsqueeze(1) & real.unsqueeze(2)
+        return torch.zeros_like(required).scatter(1, source, apart.any(1))
+
+
+def _budget(constraint: Budget, pot: Potentials) -> tuple[Tensor, Tensor]:
+    """Costs (B, N) and what may be spent (B,), in float64."""
+    cost = as_tensor("Budget.cost", constraint.cost, pot)
+    limit = as_tensor("Budget.limit", constraint.limit, pot)
+    if limit.dim() > 1 or (limit.dim() == 1 and len(limit) != len(pot)) or bool(limit.isnan().any()):
+        raise ValueError(f"Budget.limit: expected a number or ({len(pot)},), got {describe(constraint.limit)}")
+    # A budget met to the last penny must not be lost to rounding: that of the sums, and that of 0.1 in float32.
+    rounding = max([1e-12] + [2 * torch.finfo(x.dtype).eps for x in (cost, limit) if x.dtype == torch.float32])
+    cost = per_row("Budget.cost", cost, pot, torch.float64).masked_fill(~pot.mask, 0)
+    if bool((~(cost >= 0)).any()):
+        raise ValueError("Budget.cost: expected costs of at least 0, got a negative one or NaN")
+    limit = limit.double().expand(len(pot))
+    if bool((limit < 0).any()):
+        row = int((limit < 0).nonzero()[0])
+        raise ValueError(f"constraints: row {row} cannot be satisfied: the budget is {float(limit[row]):g}")
+    return cost, limit * (1 + rounding)
+
+
+def _affordable(cost: Tensor, limit: Tensor, history: History, outlook: Outlook) -> Tensor:
+    """(B, K, N) candidates that leave enough for what is required and for the cheapest way to reach min_len."""
+    cost = cost.unsqueeze(1)  # (B, 1, N)
+    left = limit.view(-1, 1, 1) - _total(cost, history.selected)  # (B, K, 1)
+    missing = outlook.missing
+    reserved = cost.new_zeros(1) if missing is None else _total(cost, missing)  # (B, K, 1)
+    need = cost + reserved if missing is None else torch.where(missing, reserved, cost + reserved)
+    if outlook.owed is None:
+        return need <= left
+    # With f picks owed beyond the required ones, picking i costs max(c_i, c_(f)) and the f−1 cheapest others.
+    spare = outlook.available if missing is None else outlook.available & ~missing
+    owed = outlook.owed if missing is None else (outlook.owed - missing.sum(-1)).clamp(min=0)
+    ranked = cost.expand(spare.shape).masked_fill(~spare, torch.inf).sort(-1).values
+    total = torch.nn.functional.pad(ranked.cumsum(-1), (1, 0))  # (B, K, N+1), total[f] of the f cheapest
+
+    def cheapest(count: Tensor) -> Tensor:
+        return total.gather(-1, count.clamp(min=0, max=ranked.shape[-1]).unsqueeze(-1))
+
+    others = cheapest(owed - 1) + torch.maximum(cost, cheapest(owed) - cheapest(owed - 1).nan_to_num(posinf=0.0))
+    optional = torch.where((owed > 0).unsqueeze(-1), others, cost) + reserved
+    if missing is None:
+        return optional <= left
+    return torch.where(missing, reserved + cheapest(owed), optional) <= left
+
+
+def _total(cost: Tensor, chosen: Tensor) -> Tensor:
+    """(..., 1) the cost of what is chosen. Not a product: infinite costs times nothing chosen are nothing."""
+    return cost.expand(chosen.shape).masked_fill(~chosen, 0).sum(-1, keepdim=True)
+
+
+def _next_to(matrix: Tensor, last: Tensor) -> Tensor:
+    """(B, K, N) the neighbours of the last pick; everyone where there is none."""
+    batch = last.shape[0]
+    rows = torch.arange(batch, device=last.device).unsqueeze(-1) if matrix.shape[0] > 1 else 0
+    return matrix[rows, last.clamp(min=0)] | (last < 0).unsqueeze(-1)
+
+
+def _verdict(function: Callable[[History], Tensor], history: History) -> Tensor:
+    verdict = function(history)
+    b, k, n = history.selected.shape
+    if (
+        not isinstance(verdict, Tensor)
+        or verdict.dtype != torch.bool
+        or tuple(verdict.shape) not in ((b, k, n), (b, k, n + 1))
+    ):
+        raise ValueError(
+            f"constraints: expected {getattr(function, '__name__', function)} to return a bool tensor of shape "
+            f"({b}, {k}, {n}), or ({b}, {k}, {n + 1}) with the stop last, got {describe(verdict)}"
+        )
+    return verdict

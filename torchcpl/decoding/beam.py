@@ -1,0 +1,163 @@
+"""Beam search, and its stochastic twin: Gumbel-top-k over whole sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchcpl.checks import check_count
+from torchcpl.constraints import Constraint, History, Rules
+from torchcpl.decoding.rollout import SYNC_EVERY, samples_first
+from torchcpl.functional import blame_nan, step_log_probs
+from torchcpl.interactions.base import accumulator, reorder
+from torchcpl.potentials import Potentials, Selection
+
+
+@dataclass
+class Beams:
+    """K hypotheses a row, best first. A dead one (there were fewer than K) has log-probability −inf."""
+
+    indices: Tensor  # (B, K, T)
+    log_prob: Tensor  # (B, K)
+    score: Tensor  # (B, K) what they are ranked by
+
+
+@torch.no_grad()
+def beam(
+    pot: Potentials,
+    num_beams: int = 8,
+    num_return: int = 1,
+    *,
+    max_len: int | None = None,
+    min_len: int = 0,
+    stop_bias: float | Tensor = 0.0,
+    constraints: Sequence[Constraint] = (),
+) -> Selection:
+    """The likeliest sequences found with ``num_beams`` hypotheses a row: ``indices`` (B, R, T), best first.
+
+    With as many beams as there are sequences the search is exact. Where a row has fewer than ``num_return`` sequences
+    the rest have log-probability −inf.
+    """
+    check_count("num_beams", num_beams, 1)
+    check_count("num_return", num_return, 1)
+    if num_return > num_beams:
+        raise ValueError(f"num_return: expected at most num_beams = {num_beams}, got {num_return}")
+    rules = Rules(pot, max_len, min_len, stop_bias, constraints)
+    found = search(pot, rules, num_beams, lambda log_probs, beams: beams.log_prob.unsqueeze(-1) + log_probs)
+    indices = found.indices[:, :num_return]
+    return Selection(indices, (indices >= 0).sum(-1), found.log_prob[:, :num_return], pot.num_candidates)
+
+
+@torch.no_grad()
+def stochastic_beam(
+    pot: Potentials,
+    num_samples: int = 8,
+    *,
+    max_len: int | None = None,
+    min_len: int = 0,
+    stop_bias: float | Tensor = 0.0,
+    constraints: Sequence[Constraint] = (),
+    generator: torch.Generator | None = None,
+) -> Selection:
+    """Distinct sequences drawn without replacement: ``indices`` (S, B, T), in order of drawing.
+
+    Gumbel-top-k over the tree of sequences (Kool, van Hoof, Welling 2019): every sequence's log-probability is
+    perturbed by Gumbel noise and the S largest are kept, found from the root down because the largest perturbation
+    among a node's leaves is itself Gumbel around the node's log-probability. With κ the (S+1)-th largest, a sequence of
+    probability p is included with probability q = 1 − exp(−exp(log p − κ)) given κ, and ``weight`` = p/q makes
+    Σ weight·f(sequence) an unbiased estimate of E f. Missing sequences, where a row has fewer than S, weigh nothing.
+    """
+    check_count("num_samples", num_samples, 1)
+    rules = Rules(pot, max_len, min_len, stop_bias, constraints)
+
+    def perturb(log_probs: Tensor, beams: Beams) -> Tensor:
+        log_prob = beams.log_prob.unsqueeze(-1) + log_probs  # (B, K, N+1)
+        uniform = torch.empty_like(log_prob).exponential_(generator=generator)
+        return _gumbel_with_maximum(log_prob - uniform.log(), beams.score.unsqueeze(-1))
+
+    # The root is perturbed too: given its largest value the leaves would not be independent, and p/q be biased.
+    root = torch.empty(len(pot), dtype=accumulator(pot.unary.dtype), device=pot.unary.device)
+    root = -root.exponential_(generator=generator).log()
+    found = search(pot, rules, num_samples + 1, perturb, root)
+    threshold = found.score[:, num_samples:]  # κ (B, 1)
+    log_prob = found.log_prob[:, :num_samples]
+    # log q = log(1 − exp(−exp(log p − κ))); κ = −inf, no further sequence, means certain inclusion.
+    log_included = torch.log(-torch.expm1(-(log_prob - threshold).exp()))
+    log_included = log_included.where(threshold > -torch.inf, 0.0)
+    # For p ≪ exp κ, 1 − exp(−x) → x, below the smallest number too.
+    log_included = torch.where(log_included == -torch.inf, log_prob - threshold, log_included)
+    weight = (log_prob - log_included).exp().masked_fill(log_prob == -torch.inf, 0)
+    indices = found.indices[:, :num_samples]
+    drawn = Selection(indices, (indices >= 0).sum(-1), log_prob, pot.num_candidates, weight)
+    return samples_first(drawn)
+
+
+def _gumbel_with_maximum(perturbed: Tensor, maximum: Tensor) -> Tensor:
+    """Shift independent Gumbels (..., C) so that their largest is ``maximum`` (..., 1), as their law given it demands.
+
+    ``−log(exp(−maximum) − exp(−Z) + exp(−G))`` with Z the largest G, in the form that neither overflows nor cancels.
+    """
+    largest = perturbed.amax(-1, keepdim=True)
+    gap = (perturbed - largest).exp().clamp(max=1)  # exp(G − Z) in [0, 1]
+    v = maximum - perturbed + torch.log1p(-gap)
+    shifted = maximum - v.clamp(min=0) - torch.log1p((-v.abs()).exp())
+    # The largest itself: v = −inf there, exactly the maximum. Impossible choices stay impossible.
+    shifted = torch.where(perturbed == largest, maximum, shifted)
+    return shifted.masked_fill((perturbed == -torch.inf) | (maximum == -torch.inf), -torch.inf)
+
+
+Rank = Callable[[Tensor, Beams], Tensor]
+
+
+def search(pot: Potentials, rules: Rules, width: int, rank: Rank, root: float | Tensor = 0.0) -> Beams:
+    """Grow ``width`` hypotheses a row, keeping the highest ``rank(step log-probabilities, beams)`` (B, K, N+1).
+
+    ``root`` is the score of the empty hypothesis.
+    """
+    batch, n = pot.unary.shape
+    device = pot.unary.device
+    beams = Beams(
+        torch.full((batch, width, rules.max_len), -1, dtype=torch.long, device=device),
+        torch.full((batch, width), -torch.inf, dtype=accumulator(pot.unary.dtype), device=device),
+        torch.full((batch, width), -torch.inf, dtype=accumulator(pot.unary.dtype), device=device),
+    )
+    beams.log_prob[:, 0] = 0
+    beams.score[:, 0] = root
+    marks = torch.zeros(batch, width, n + 1, dtype=torch.bool, device=device)  # the last column: stopped
+    last = torch.full((batch, width), -1, dtype=torch.long, device=device)
+    state = pot.interaction.start(width)
+    for t in range(rules.max_len):
+        stopped = marks[..., n]
+        look = device.type == "cpu" or t % SYNC_EVERY == SYNC_EVERY - 1
+        if look and bool((stopped | (beams.log_prob == -torch.inf)).all()):
+            break
+        count = (beams.indices[..., :t] >= 0).sum(-1) if t else torch.zeros_like(last)
+        log_probs = step_log_probs(pot, state, History(marks[..., :n], last, count), rules)
+        grown = rank(log_probs, beams)
+        # A stopped hypothesis has one continuation, itself, which keeps its score.
+        grown = grown.masked_fill(stopped.unsqueeze(-1), -torch.inf)
+        grown[..., n] = torch.where(stopped, beams.score, grown[..., n])
+        log_prob = beams.log_prob.unsqueeze(-1) + log_probs.masked_fill(stopped.unsqueeze(-1), 0)
+
+        score, best = grown.flatten(1).topk(min(width, grown[0].numel()), dim=1)  # best first
+        if score.shape[1] < width:
+            short = width - score.shape[1]
+            score = torch.nn.functional.pad(score, (0, short), value=-torch.inf)
+            best = torch.nn.functional.pad(best, (0, short), value=n)
+        parents, choice = best // (n + 1), best % (n + 1)
+        pick = choice.masked_fill(choice == n, -1)
+        beams.log_prob = log_prob.flatten(1).gather(1, best).masked_fill(score == -torch.inf, -torch.inf)
+        beams.score = score
+        beams.indices = beams.indices.gather(1, parents.unsqueeze(-1).expand(-1, -1, rules.max_len))
+        beams.indices[..., t] = pick
+        marks = marks.gather(1, parents.unsqueeze(-1).expand(-1, -1, n + 1))
+        marks.scatter_(-1, choice.unsqueeze(-1), True)
+        last = last.gather(1, parents)
+        last = last.where(pick < 0, pick)
+        state = pot.interaction.advance(reorder(state, parents), pick)
+    blame_nan(beams.log_prob, pot)
+    beams.indices = beams.indices.masked_fill((beams.log_prob == -torch.inf).unsqueeze(-1), -1)
+    return beams

@@ -1,0 +1,86 @@
+"""Sampling from the process, as it is or sharpened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchcpl.checks import check_count
+from torchcpl.constraints import Constraint, Rules
+from torchcpl.decoding.rollout import first_of, rollout, samples_first
+from torchcpl.potentials import Potentials, Selection
+
+
+@torch.no_grad()
+def sample(
+    pot: Potentials,
+    num_samples: int | None = None,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    max_len: int | None = None,
+    min_len: int = 0,
+    stop_bias: float | Tensor = 0.0,
+    constraints: Sequence[Constraint] = (),
+    generator: torch.Generator | None = None,
+) -> Selection:
+    """Draw selections: ``indices`` (S, B, T) for ``num_samples`` = S, (B, T) when it is not given.
+
+    ``temperature`` divides the logits of a step, ``top_k`` keeps its k likeliest choices, ``top_p`` the fewest
+    likeliest ones that hold at least this probability; the stop counts as a choice like any other. ``log_prob`` stays
+    the exact log-probability under the process without these three.
+    """
+    rules = Rules(pot, max_len, min_len, stop_bias, constraints)
+    if num_samples is not None:
+        check_count("num_samples", num_samples, 1)
+    drawn = draw(pot, rules, num_samples or 1, temperature, top_k, top_p, generator)
+    return drawn if num_samples is not None else first_of(drawn)
+
+
+@torch.no_grad()
+def draw(
+    pot: Potentials,
+    rules: Rules,
+    num_samples: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Selection:
+    """``sample`` under given rules: (S, B, T)."""
+    if not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
+        raise ValueError(f"temperature: expected a positive number, got {temperature!r}")
+    if top_k is not None:
+        check_count("top_k", top_k, 1)
+    if top_p is not None and not (isinstance(top_p, int | float) and 0 < top_p <= 1):
+        raise ValueError(f"top_p: expected a number in (0, 1], got {top_p!r}")
+
+    def choose(log_probs: Tensor) -> Tensor:
+        sharpened = sharpen(log_probs, temperature, top_k, top_p)
+        # The exponential race: argmax p/E draws from p, in one pass and without a host synchronisation.
+        noise = torch.empty_like(sharpened).exponential_(generator=generator)
+        return (sharpened.softmax(-1) / noise).argmax(-1)
+
+    return samples_first(rollout(pot, rules, num_samples, choose))
+
+
+def sharpen(log_probs: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
+    """Log-probabilities (..., C) after temperature, then top-k, then top-p; unnormalised, −inf where cut."""
+    if temperature != 1:
+        log_probs = (log_probs / temperature).log_softmax(-1)
+    if top_k is not None and top_k < log_probs.shape[-1]:
+        # Exactly k survive, ties cut from the end, so that top_k=1 is greedy.
+        kept = log_probs.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]
+        cut = torch.full_like(log_probs, -torch.inf)
+        log_probs = cut.scatter(-1, kept, log_probs.gather(-1, kept)).log_softmax(-1)
+    if top_p is not None and top_p < 1:
+        ranked, order = log_probs.sort(dim=-1, descending=True, stable=True)
+        probs = ranked.exp()
+        # A choice stays while the likelier ones before it hold less than top_p; the first always does.
+        ranked = ranked.masked_fill(probs.cumsum(-1) - probs >= top_p, -torch.inf)
+        log_probs = torch.empty_like(ranked).scatter_(-1, order, ranked)
+    return log_probs

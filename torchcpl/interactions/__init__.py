@@ -1,0 +1,8 @@
+"""How a pick changes what is left: the model's one moving part, one file a kind."""
+
+from torchcpl.interactions.base import Additive, Interaction
+from torchcpl.interactions.contextual import Contextual
+from torchcpl.interactions.dense import Dense
+from torchcpl.interactions.lowrank import LowRank
+
+__all__ = ["Additive", "Contextual", "Dense", "Interaction", "LowRank"]

@@ -1,0 +1,127 @@
+"""The protocol: how picks become additions to the logits of what is left.
+
+Every loss and decoder drives an interaction through the same few calls. A *state* summarises the picks made so
+far. It is a tuple of tensors that all start with (B, K): K hypotheses beside each other for every row of the
+batch (beams, samples, prefixes), which share the row's parameters without copying them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import fields, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+State = tuple[Tensor, ...]
+Self = TypeVar("Self", bound="Interaction")
+
+
+class Interaction(ABC):
+    """One kind of interaction: a frozen dataclass of tensors that start with B."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """(B, N)."""
+
+    @abstractmethod
+    def start(self, width: int = 1) -> State:
+        """The state of K = ``width`` hypotheses with nothing picked."""
+
+    @abstractmethod
+    def advance(self, state: State, picks: Tensor) -> State:
+        """The state after one more pick (B, K) each; −1 for those that have stopped."""
+
+    @abstractmethod
+    def prefixes(self, order: Tensor) -> State:
+        """The states after 0, 1, …, T picks of ``order`` (B, P, T), as K = P·(T+1) hypotheses."""
+
+    @abstractmethod
+    def after(self, picks: Tensor) -> State:
+        """The states after all ``picks`` (B, K, T); −1, wherever it stands, is no pick."""
+
+    @abstractmethod
+    def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
+        """What the picks add to the candidates' logits (B, K, N) and to the stop's (B, K), None for nothing."""
+
+    def prefix_logits(self, order: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What each prefix of ``order`` (B, T) adds: (B, T+1, N) and (B, T+1) or None."""
+        return self.logits(self.prefixes(order.unsqueeze(1)))
+
+    def dense(self) -> Tensor:
+        """W (B, N, N): ``W[j, i]`` is the effect on j of having picked i. For plots and tests."""
+        return self._pair_effects()[0]
+
+    def dense_stop(self) -> Tensor | None:
+        """(B, N) the effect on the stop of having picked i, None where the stop does not listen."""
+        return self._pair_effects()[1]
+
+    def _pair_effects(self) -> tuple[Tensor, Tensor | None]:
+        # The effect of one pick alone, which is all of W where effects add up and its first order where not.
+        batch, candidates = self.shape
+        everyone = torch.arange(candidates, device=self._device).expand(batch, candidates)
+        base, base_stop = self.logits(self.start(1))
+        effect, stop = self.logits(self.after(everyone.unsqueeze(-1)))  # (B, K=N picks, N)
+        if stop is not None and base_stop is not None:
+            stop = stop - base_stop
+        return (effect - base).transpose(1, 2), stop
+
+    @property
+    def _device(self) -> torch.device:
+        return next(v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)).device  # type: ignore[arg-type]
+
+    def rows(self: Self, rows: slice | Tensor | list[int]) -> Self:
+        """Some of the rows of the batch."""
+        picked = {f.name: v[rows] for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}  # type: ignore[arg-type]
+        return replace(self, **picked)  # type: ignore[type-var]
+
+
+class Additive(Interaction):
+    """An interaction whose state is a sum over the picks: it says what one pick adds, and how the sum reads."""
+
+    @abstractmethod
+    def steps(self, picks: Tensor) -> State:
+        """What each of ``picks`` (B, ...) adds to the state: tensors (B, ..., ·), zero where the pick is −1."""
+
+    def start(self, width: int = 1) -> State:
+        nothing = torch.full((self.shape[0], width), -1, dtype=torch.long, device=self._device)
+        return self.steps(nothing)
+
+    def advance(self, state: State, picks: Tensor) -> State:
+        return tuple(part + step for part, step in zip(state, self.steps(picks), strict=True))
+
+    def after(self, picks: Tensor) -> State:
+        return tuple(step.sum(2) for step in self.steps(picks))
+
+    def prefixes(self, order: Tensor) -> State:
+        return tuple(
+            torch.nn.functional.pad(step, (0, 0, 1, 0)).cumsum(2).flatten(1, 2)  # (B, P, T+1, ·)
+            for step in self.steps(order)
+        )
+
+
+def reorder(state: State, parents: Tensor) -> State:
+    """Give every hypothesis (B, K) the state of another one of its row, as beams do."""
+    return tuple(
+        part.gather(1, parents.view(*parents.shape, *[1] * (part.dim() - 2)).expand(-1, -1, *part.shape[2:]))
+        for part in state
+    )
+
+
+def gather_rows(table: Tensor, index: Tensor) -> Tensor:
+    """``table`` (B, N, h) at ``index`` (B, ...) → (B, ..., h), with zeros where the index is −1."""
+    batch, count, width = table.shape
+    if count == 0:  # nothing to point at: every index is −1
+        return table.new_zeros(*index.shape, width)
+    # One flat index_select: its backward is one index_add, several times faster than scatter with (…, h) indices.
+    offset = torch.arange(batch, device=index.device).mul_(count).view(batch, *[1] * (index.dim() - 1))
+    flat = (index.clamp(min=0) + offset).flatten()
+    found = table.reshape(batch * count, width).index_select(0, flat).view(*index.shape, width)
+    return found.masked_fill((index < 0).unsqueeze(-1), 0)
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """Sums of many small terms are kept in float32 at least."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

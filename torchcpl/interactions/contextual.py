@@ -1,0 +1,47 @@
+"""Higher order: a small network over the running context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from torchcpl.interactions.base import Additive, State, accumulator, gather_rows
+from torchcpl.interactions.lowrank import check_factors, key_logits
+from torchcpl.potentials import register_pytree
+
+
+@register_pytree
+@dataclass(frozen=True, eq=False)
+class Contextual(Additive):
+    """``LowRank`` whose context passes through a network: ℓ_j = θ_j + keys[j]·f(s, |S|)/√h.
+
+    ``network(s, count)`` takes the sum of the picked values (B, K, h) and the number of picks (B, K) and returns the
+    context (B, K, h). Pairs, triples and whole sets of picks can interact, and it stays a function of the *set*
+    picked. It costs one small network a step.
+    """
+
+    keys: Tensor  # (B, N, h)
+    values: Tensor  # (B, N, h)
+    network: Callable[[Tensor, Tensor], Tensor]
+    stop_key: Tensor | None = None  # (B, h)
+
+    def __post_init__(self) -> None:
+        check_factors(self.keys, self.values, self.stop_key)
+        if not callable(self.network):
+            raise ValueError(f"network: expected a callable (s, count) -> context, got {self.network!r}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.keys.shape[0], self.keys.shape[1]
+
+    # The state is the sum of the picked values (B, K, h) and their number (B, K, 1).
+
+    def steps(self, picks: Tensor) -> State:
+        values = gather_rows(self.values, picks).to(accumulator(self.values.dtype))
+        return values, (picks >= 0).unsqueeze(-1).to(values.dtype)
+
+    def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
+        total, count = state
+        return key_logits(self.keys, self.stop_key, self.network(total, count.squeeze(-1)))

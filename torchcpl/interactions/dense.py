@@ -1,0 +1,63 @@
+"""W given as a matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from torchcpl.checks import check_tensor
+from torchcpl.interactions.base import Additive, State, accumulator, gather_rows
+from torchcpl.potentials import register_pytree
+
+
+@register_pytree
+@dataclass(frozen=True, eq=False)
+class Dense(Additive):
+    """``W[b, j, i]`` is the effect on candidate j of having picked i: column i is added after pick i.
+
+    ``stop_row[b, i]`` is the effect on the stop. Without it the stop's logit does not depend on the picks.
+    """
+
+    W: Tensor  # (B, N, N)
+    stop_row: Tensor | None = None  # (B, N)
+
+    def __post_init__(self) -> None:
+        check_tensor("W", self.W, ("B", "N", "N"), "float")
+        batch, rows, columns = self.W.shape
+        if rows != columns:
+            raise ValueError(f"W: expected a square matrix (B, N, N), got shape {tuple(self.W.shape)}")
+        if self.stop_row is not None:
+            check_tensor("stop_row", self.stop_row, (batch, columns), "float", like=self.W)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.W.shape[0], self.W.shape[2]
+
+    # The state is what the picks have added so far: (B, K, N) and, with a live stop, (B, K, 1).
+
+    def steps(self, picks: Tensor) -> State:
+        dtype = accumulator(self.W.dtype)
+        columns = gather_columns(self.W, picks).to(dtype)  # (B, ..., N)
+        if self.stop_row is None:
+            return (columns,)
+        return columns, gather_rows(self.stop_row.unsqueeze(-1), picks).to(dtype)
+
+    def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
+        return state[0], state[1].squeeze(-1) if len(state) > 1 else None
+
+    def dense(self) -> Tensor:
+        return self.W
+
+    def dense_stop(self) -> Tensor | None:
+        return self.stop_row
+
+
+def gather_columns(W: Tensor, picks: Tensor) -> Tensor:
+    """Columns of W (B, N, N) at ``picks`` (B, ...) → (B, ..., N), zeros at −1. W is read where it lies, not copied."""
+    candidates = W.shape[1]
+    if candidates == 0:
+        return W.new_zeros(*picks.shape, 0)
+    flat = picks.clamp(min=0).flatten(1)  # (B, M)
+    columns = W.transpose(1, 2).gather(1, flat.unsqueeze(-1).expand(-1, -1, candidates))
+    return columns.view(*picks.shape, candidates).masked_fill((picks < 0).unsqueeze(-1), 0)

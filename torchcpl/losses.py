@@ -1,0 +1,134 @@
+"""Losses for ordered and unordered targets: teacher forcing over all contexts at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchcpl.checks import check_choice, check_count
+from torchcpl.constraints import History, Rules
+from torchcpl.functional import blame_nan, check_sequences, prefix_logits, sequence_log_probs, step_logits
+from torchcpl.potentials import Potentials, picked_mask
+
+EXACT_LIMIT = 12  # largest target whose 2^T contexts exact=True will build
+
+
+def ordered_nll(pot: Potentials, order: Tensor, *, per_step: bool = False, reduction: str = "mean") -> Tensor:
+    """Negative log-likelihood of the sequences ``order`` (B, T), −1 after the end, the stop included.
+
+    ``−Σ_t log P(order_t | order_{<t}) − log P(stop | order)``, all prefixes at once. ``per_step`` divides each row by
+    its number of choices (picks + 1). An empty target is the loss of stopping at once. ``reduction`` over the rows is
+    ``mean | sum | none``.
+    """
+    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    check_sequences("order", order, pot, picks_real=True)
+    loss = -sequence_log_probs(pot, order.unsqueeze(1), Rules(pot)).squeeze(1)
+    if per_step:
+        loss = loss / ((order >= 0).sum(-1) + 1)
+    return _reduce(loss, reduction, pot)
+
+
+def subset_nll(
+    pot: Potentials,
+    target: Tensor,
+    permutations: int = 10,
+    early_stop_weight: float | None = None,
+    stop_weight: float = 1.0,
+    *,
+    subsets: int | None = None,
+    exact: bool = False,
+    reduction: str = "mean",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Loss of the unordered targets ``target`` (B, T), −1 padded: any order of picking them is right.
+
+    A context S ⊆ target with R = target∖S left contributes
+
+        S ≠ target:  −mean_{j∈R} log P(j | S) + early_stop_weight·P(stop | S)
+        S = target:  −stop_weight·log P(stop | S)
+
+    and a row's loss is the mean over its contexts, which are
+
+    - by default, every prefix of ``permutations`` random orders (the paper's appendix; ``early_stop_weight`` 5);
+    - with ``subsets=M``, M subsets drawn uniformly (the paper's main text; ``early_stop_weight`` 0);
+    - with ``exact=True``, all 2^T subsets: the expectation of the former, for targets of at most 12.
+
+    A given ``early_stop_weight`` holds in all three. ``reduction`` over the rows is ``mean | sum | none``.
+    """
+    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    check_count("permutations", permutations, 1)
+    check_sequences("target", target, pot, picks_real=True)
+    if exact and subsets is not None:
+        raise ValueError(f"subsets: expected None with exact=True, which uses all of them, got {subsets!r}")
+    by_prefix = not exact and subsets is None
+    if early_stop_weight is None:
+        early_stop_weight = 5.0 if by_prefix else 0.0
+    weights = (early_stop_weight, stop_weight)
+    if by_prefix:
+        loss = _permutation_loss(pot, target, shuffled(target, permutations, generator), weights)
+    elif exact:
+        if target.shape[1] > EXACT_LIMIT:
+            raise ValueError(f"target: expected at most {EXACT_LIMIT} items with exact=True, got {target.shape[1]}")
+        codes = torch.arange(2 ** target.shape[1], device=target.device)
+        picked = (codes.unsqueeze(-1) >> torch.arange(target.shape[1], device=target.device)) & 1 == 1
+        loss = _subset_loss(pot, target, picked.expand(len(pot), -1, -1), weights)
+    else:
+        check_count("subsets", subsets, 1)
+        shape = (len(pot), subsets, target.shape[1])
+        coin = torch.rand(shape, device=target.device, generator=generator)  # type: ignore[arg-type]
+        loss = _subset_loss(pot, target, coin < 0.5, weights)
+    return _reduce(loss, reduction, pot)
+
+
+def shuffled(target: Tensor, permutations: int, generator: torch.Generator | None = None) -> Tensor:
+    """(B, P, T) random orders of ``target`` (B, T), its padding kept at the end."""
+    shape = (target.shape[0], permutations, target.shape[1])
+    keys = torch.rand(shape, device=target.device, generator=generator)
+    keys = keys + (target < 0).unsqueeze(1)  # padding sorts last
+    return target.unsqueeze(1).expand(shape).gather(2, keys.argsort(-1))
+
+
+def _permutation_loss(pot: Potentials, target: Tensor, orders: Tensor, weights: tuple[float, float]) -> Tensor:
+    """(B,) the mean over the prefixes of ``orders`` (B, P, T)."""
+    steps = orders.shape[2]
+    logits = prefix_logits(pot, orders, Rules(pot))  # (B, P, T+1, N+1)
+    place = torch.arange(steps, device=target.device)
+    prefix = torch.arange(steps + 1, device=target.device)
+    size = (target >= 0).sum(-1)  # (B,)
+    # Items picked later than a prefix are what remains after it.
+    remaining = (place >= prefix.unsqueeze(-1)) & (place < size.view(-1, 1, 1))  # (B, T+1, T)
+    index = orders.clamp(min=0).unsqueeze(2).expand(-1, -1, steps + 1, -1)
+    terms = _context_terms(logits, index, remaining.unsqueeze(1), weights)  # (B, P, T+1)
+    counted = (prefix <= size.unsqueeze(-1)).unsqueeze(1)
+    return terms.masked_fill(~counted, 0).sum(-1).mean(1) / (size + 1)
+
+
+def _subset_loss(pot: Potentials, target: Tensor, picked: Tensor, weights: tuple[float, float]) -> Tensor:
+    """(B,) the mean over the contexts ``picked`` (B, M, T), True where an item is in S."""
+    picks = target.unsqueeze(1).masked_fill(~picked, -1)  # (B, M, T)
+    history = History(picked_mask(picks, pot.num_candidates), picks[..., :0].sum(-1) - 1, (picks >= 0).sum(-1))
+    logits = step_logits(pot, pot.interaction.after(picks), history, Rules(pot))  # (B, M, N+1)
+    remaining = ~picked & (target >= 0).unsqueeze(1)
+    index = target.clamp(min=0).unsqueeze(1).expand(picks.shape)
+    return _context_terms(logits, index, remaining, weights).mean(1)
+
+
+def _context_terms(logits: Tensor, index: Tensor, remaining: Tensor, weights: tuple[float, float]) -> Tensor:
+    """The contribution of each context: logits (..., N+1), target items ``index`` (..., T), which of them remain."""
+    early_stop_weight, stop_weight = weights
+    norm = logits.logsumexp(-1)
+    # Picked items stand at −inf: mask before summing, so that no 0·inf reaches the gradient.
+    wanted = logits.gather(-1, index).masked_fill(~remaining, 0).sum(-1) if index.shape[-1] else norm * 0
+    left = remaining.sum(-1)
+    log_stop = logits[..., -1] - norm
+    going_on = norm - wanted / left.clamp(min=1)
+    if early_stop_weight != 0:
+        going_on = going_on + early_stop_weight * log_stop.exp()
+    return torch.where(left > 0, going_on, -stop_weight * log_stop)
+
+
+def _reduce(loss: Tensor, reduction: str, pot: Potentials) -> Tensor:
+    loss = blame_nan(loss, pot)
+    if reduction == "none":
+        return loss
+    return loss.mean() if reduction == "mean" else loss.sum()

@@ -1,0 +1,178 @@
+"""Metrics of selections: pure functions of tensors, one value per bag or scene, the caller averages.
+
+Everything is vectorised and stays on the device of its inputs: on an accelerator no value is read on the
+host.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchcpl.checks import check_tensor, validating
+
+IMAGE_DIAGONAL = 256 * math.sqrt(2)
+
+
+def cluster_scores(picks: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """How well a picked set S covers the k clusters of its bag, each once.
+
+    With h the number of clusters that S hits::
+
+        clu_rec = h / k    clu_prec = h / |S|    clu_f1 = 2h / (|S| + k)    card_err = abs(|S| − k)
+
+    An empty S has precision 0, a bag without clusters recall 0. S is a set: an index given twice counts
+    once. A pick that falls on padding counts in |S| and hits nothing.
+
+    Args:
+        picks: (B, T) long indices into the bag, −1 where there is no pick.
+        labels: (B, N) long cluster of each element, −1 for padding.
+
+    Returns:
+        ``clu_rec``, ``clu_prec``, ``clu_f1``, ``card_err``, each (B,) float32.
+
+    >>> labels = torch.tensor([[7, 7, 3, 5, 5, -1]])  # clusters {0, 1}, {2}, {3, 4}
+    >>> scores = cluster_scores(torch.tensor([[0, 1, 2, 4, -1]]), labels)
+    >>> {name: round(value.item(), 3) for name, value in scores.items()}
+    {'clu_rec': 1.0, 'clu_prec': 0.75, 'clu_f1': 0.857, 'card_err': 1.0}
+    >>> scores = cluster_scores(torch.tensor([[-1, -1]]), labels)
+    >>> {name: value.item() for name, value in scores.items()}
+    {'clu_rec': 0.0, 'clu_prec': 0.0, 'clu_f1': 0.0, 'card_err': 3.0}
+    """
+    check_tensor("labels", labels, ("B", "N"), "long")
+    check_tensor("picks", picks, (labels.shape[0], "T"), "long", like=labels)
+    B, N = labels.shape
+    if validating(picks) and (picks >= N).any():
+        raise ValueError(f"picks: expected indices below {N}, got {int(picks.max())}")
+    # Column N collects the padding and is cut off again.
+    chosen = torch.zeros(B, N + 1, dtype=torch.bool, device=labels.device)
+    chosen = chosen.scatter(1, torch.where(picks < 0, N, picks), True)[:, :N]  # (B, N)
+    size = chosen.sum(1)
+    clusters = _distinct(labels)
+    hits = _distinct(torch.where(chosen, labels, -1))
+    return {
+        "clu_rec": hits / clusters.clamp(min=1),
+        "clu_prec": hits / size.clamp(min=1),
+        "clu_f1": 2 * hits / (size + clusters).clamp(min=1),
+        "card_err": (size - clusters).abs().float(),
+    }
+
+
+def _distinct(values: Tensor) -> Tensor:
+    """Number of distinct values ≥ 0 in each row: (B, N) -> (B,)."""
+    ordered = values.sort(1).values
+    fresh = ordered[:, 1:] != ordered[:, :-1]
+    return (fresh & (ordered[:, 1:] >= 0)).sum(1) + (ordered[:, :1] >= 0).sum(1)
+
+
+def path_scores(
+    points: Tensor,
+    lengths: Tensor,
+    paths: Tensor,
+    path_lengths: Tensor,
+    num_paths: Tensor,
+    empty: float = IMAGE_DIAGONAL,
+) -> dict[str, Tensor]:
+    """Distance of a predicted point set P to the nearest of the valid paths Q_1 … Q_K, in pixels.
+
+    With d(p, Q) = min_{q∈Q} ‖p − q‖, between points and not between lines::
+
+        min_ade = min_k ½ mean_{p∈P} d(p, Q_k) + ½ mean_{q∈Q_k} d(q, P)
+        min_hd  = min_k max(max_{p∈P} d(p, Q_k), max_{q∈Q_k} d(q, P))
+
+    The order of the points is of no account. No distance is defined for an empty prediction, nor for a
+    scene without a path: both are given the value ``empty``.
+
+    Args:
+        points: (B, T, 2) predicted points; those from ``lengths`` on are padding.
+        lengths: (B,) number of predicted points.
+        paths: (B, K, M, 2) points of the valid paths.
+        path_lengths: (B, K) number of points of each path, 0 where there is none.
+        num_paths: (B,) number of valid paths, which come first.
+        empty: the distance of an empty prediction, by default the diagonal of a 256 × 256 image.
+
+    Returns:
+        ``min_ade``, ``min_hd``, each (B,).
+
+    >>> paths = torch.tensor([[[[0.0, 0.0], [3.0, 0.0]], [[0.0, 50.0], [3.0, 50.0]]]])
+    >>> points = torch.tensor([[[0.0, 4.0], [3.0, 4.0], [3.0, 0.0]]])
+    >>> two = torch.tensor([2])
+    >>> scores = path_scores(points, torch.tensor([2]), paths, torch.tensor([[2, 2]]), two)
+    >>> scores["min_ade"].item(), scores["min_hd"].item()
+    (4.0, 4.0)
+    >>> scores = path_scores(points, torch.tensor([3]), paths, torch.tensor([[2, 2]]), two)
+    >>> round(scores["min_ade"].item(), 3), scores["min_hd"].item()
+    (2.083, 4.0)
+    """
+    check_tensor("points", points, ("B", "T", 2), "float")
+    B, T = points.shape[:2]
+    check_tensor("paths", paths, (B, "K", "M", 2), "float", like=points)
+    K, M = paths.shape[1:3]
+    check_tensor("lengths", lengths, (B,), "long", like=points)
+    check_tensor("path_lengths", path_lengths, (B, K), "long", like=points)
+    check_tensor("num_paths", num_paths, (B,), "long", like=points)
+    dtype = torch.promote_types(torch.promote_types(points.dtype, paths.dtype), torch.float32)
+    point_ok = torch.arange(T, device=points.device) < lengths[:, None]  # (B, T)
+    path_ok = torch.arange(M, device=points.device) < path_lengths[..., None]  # (B, K, M)
+    valid = (torch.arange(K, device=points.device) < num_paths[:, None]) & (path_lengths > 0)  # (B, K)
+    valid = valid & (lengths > 0)[:, None]
+    if T == 0 or M == 0 or K == 0:
+        nothing = torch.full((B,), empty, dtype=dtype, device=points.device)
+        return {"min_ade": nothing, "min_hd": nothing.clone()}
+
+    # The exact form: the matrix product form of cdist loses half the digits.
+    distance = torch.cdist(
+        points.to(dtype)[:, None], paths.to(dtype), compute_mode="donot_use_mm_for_euclid_dist"
+    )  # (B, K, T, M)
+    pair_ok = point_ok[:, None, :, None] & path_ok[:, :, None, :]
+    distance = torch.where(pair_ok, distance, math.inf)
+    # Padding counts nothing in a sum and nothing in a maximum of distances.
+    to_path = torch.where(point_ok[:, None], distance.amin(3), 0.0)  # (B, K, T)
+    to_points = torch.where(path_ok, distance.amin(2), 0.0)  # (B, K, M)
+    ade = 0.5 * to_path.sum(2) / lengths[:, None] + 0.5 * to_points.sum(2) / path_lengths  # (B, K)
+    hd = torch.maximum(to_path.amax(2), to_points.amax(2))
+
+    def nearest(values: Tensor) -> Tensor:
+        best = torch.where(valid, values, math.inf).amin(1)
+        return torch.where(valid.any(1), best, empty)
+
+    return {"min_ade": nearest(ade), "min_hd": nearest(hd)}
+
+
+def off_road(points: Tensor, lengths: Tensor, drivable: Tensor) -> Tensor:
+    """Share of predicted points that lie outside the drivable area.
+
+    The point (x, y) lies in pixel (row ⌊y⌋, column ⌊x⌋); one outside the image is off the road. An empty
+    prediction counts as 1.
+
+    Args:
+        points: (B, T, 2) predicted points (x, y) in pixels; those from ``lengths`` on are padding.
+        lengths: (B,) number of predicted points.
+        drivable: (B, H, W) bool.
+
+    Returns:
+        (B,) float32.
+
+    >>> drivable = torch.tensor([[[True, False], [True, False]]])
+    >>> points = torch.tensor([[[0.5, 1.9], [1.5, 0.5], [-0.1, 0.0], [0.0, 0.0]]])
+    >>> off_road(points, torch.tensor([4]), drivable)
+    tensor([0.5000])
+    >>> off_road(points, torch.tensor([0]), drivable)
+    tensor([1.])
+    """
+    check_tensor("points", points, ("B", "T", 2), "float")
+    B, T = points.shape[:2]
+    check_tensor("lengths", lengths, (B,), "long", like=points)
+    check_tensor("drivable", drivable, (B, "H", "W"), "bool", like=points)
+    H, W = drivable.shape[1:]
+    x, y = points.unbind(2)  # (B, T)
+    inside = (x >= 0) & (x < W) & (y >= 0) & (y < H)
+    # Padding may hold anything, NaN too, so it is set to a legal pixel before the lookup.
+    column = torch.where(inside, x, 0).long()
+    row = torch.where(inside, y, 0).long()
+    on = inside & drivable.flatten(1).gather(1, row * W + column)
+    real = torch.arange(T, device=points.device) < lengths[:, None]
+    share = (real & ~on).sum(1) / lengths.clamp(min=1)
+    return torch.where(lengths > 0, share, 1.0)

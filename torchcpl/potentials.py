@@ -1,0 +1,151 @@
+"""Potentials and Selection: the two things everything else passes around.
+
+Shapes, stated once for the whole library:
+
+=================  ===========  =====================================================================
+``unary``          (B, N)       θ, the score of every candidate
+``stop``           (B,)         the score of the learned stop
+``interaction``                 how a pick changes the scores of what is left (see ``interactions/``)
+``mask``           (B, N)       True for a real candidate, False for padding
+``order, target``  (B, T)       picked candidates, long, −1 after the end
+=================  ===========  =====================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from torchcpl.checks import check_finite, check_tensor
+
+if TYPE_CHECKING:
+    from torchcpl.interactions.base import Interaction
+
+T = TypeVar("T")
+
+
+def register_pytree(cls: type[T]) -> type[T]:
+    """Let ``torch.export``, ``torch.func`` and tree_map see through a dataclass.
+
+    Unflattening skips ``__init__``: its leaves may be stand-ins that no check would accept.
+    """
+    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+
+    def flatten(value: Any) -> tuple[list[Any], Any]:
+        return [getattr(value, name) for name in names], None
+
+    def unflatten(leaves: Any, _: Any) -> Any:
+        value = object.__new__(cls)
+        for name, leaf in zip(names, leaves, strict=True):
+            object.__setattr__(value, name, leaf)
+        return value
+
+    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"torchcpl.{cls.__name__}")
+    return cls
+
+
+@register_pytree
+@dataclass(frozen=True, eq=False)
+class Potentials:
+    """Everything the selection process needs, made in parallel by an encoder and a head.
+
+    The logit of candidate j after the picks S is ``unary[j] + Σ_{i∈S} W[j, i]``; ``interaction`` holds W in one
+    of its forms.
+    """
+
+    unary: Tensor  # (B, N)
+    stop: Tensor  # (B,)
+    interaction: Interaction
+    mask: Tensor = None  # type: ignore[assignment]  # (B, N); all True when not given
+
+    def __post_init__(self) -> None:
+        check_tensor("unary", self.unary, ("B", "N"), "float")
+        batch, candidates = self.unary.shape
+        check_tensor("stop", self.stop, (batch,), "float", like=self.unary)
+        if self.mask is None:
+            everyone = torch.ones(batch, candidates, dtype=torch.bool, device=self.unary.device)
+            object.__setattr__(self, "mask", everyone)
+        check_tensor("mask", self.mask, (batch, candidates), "bool", like=self.unary)
+        shape = getattr(self.interaction, "shape", None)
+        if shape is None:
+            raise ValueError(
+                "interaction: expected an Interaction such as Dense(W) or LowRank(keys, values), "
+                f"got {type(self.interaction).__name__}"
+            )
+        if tuple(shape) != (batch, candidates):
+            raise ValueError(
+                f"interaction: expected one for (B, N) = ({batch}, {candidates}) as unary has, "
+                f"got one for {tuple(shape)}"
+            )
+
+    @property
+    def num_candidates(self) -> int:
+        return self.unary.shape[1]
+
+    def __len__(self) -> int:
+        return self.unary.shape[0]
+
+    def __getitem__(self, rows: Any) -> Potentials:
+        """Some of the rows, kept as a batch: ``pot[2:3]``, ``pot[[0, 0, 1]]``, ``pot[keep]``."""
+        if isinstance(rows, int):
+            raise ValueError(f"rows: expected a slice, list or tensor of rows, got the single index {rows!r}")
+        return Potentials(self.unary[rows], self.stop[rows], self.interaction.rows(rows), self.mask[rows])
+
+    def check(self) -> None:
+        """Raise ``ValueError`` naming the first NaN; :func:`torchcpl.set_validation` decides who calls it."""
+        check_finite("unary", self.unary.masked_fill(~self.mask, 0))
+        check_finite("stop", self.stop)
+        for f in fields(self.interaction):  # type: ignore[arg-type]
+            value = getattr(self.interaction, f.name)
+            if isinstance(value, Tensor):
+                check_finite(f"interaction.{f.name}", value)
+
+
+@register_pytree
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """What a decoder picked.
+
+    ``log_prob`` is the exact log-probability of the selection under the process that was decoded, the stop
+    included (see :func:`torchcpl.log_prob`). Leading dimensions are the decoder's: (B, T), (S, B, T) for samples,
+    (B, R, T) for beams.
+    """
+
+    indices: Tensor  # (..., T) long, in order of picking, −1 after the end
+    lengths: Tensor  # (...)
+    log_prob: Tensor  # (...)
+    num_candidates: int | None = None
+    weight: Tensor | None = None  # (...) only from stochastic_beam: p/q, which makes Σ weight·f unbiased
+
+    def mask(self, num_candidates: int | None = None) -> Tensor:
+        """(..., N) True where a candidate was picked."""
+        count = self.num_candidates if num_candidates is None else num_candidates
+        if count is None:
+            raise ValueError("num_candidates: expected the number of candidates N, got None")
+        return picked_mask(self.indices, count)
+
+    def tolist(self) -> Any:
+        """The picks as nested lists without padding: ``[[3, 0], [], [5]]`` for a batch of three."""
+
+        def unpad(rows: Any) -> Any:
+            if rows and isinstance(rows[0], list):
+                return [unpad(row) for row in rows]
+            return [i for i in rows if i >= 0]
+
+        return unpad(self.indices.tolist())
+
+    def to(self, device: torch.device | str) -> Selection:
+        moved = {f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        return replace(self, **moved)  # type: ignore[arg-type]
+
+
+def picked_mask(indices: Tensor, num_candidates: int) -> Tensor:
+    """(..., T) picks with −1 padding to a (..., N) boolean mask."""
+    # −1 goes to an extra column that is cut off again: no branch, no host synchronisation.
+    slots = indices.where(indices >= 0, num_candidates)
+    picked = torch.zeros(*indices.shape[:-1], num_candidates + 1, dtype=torch.bool, device=indices.device)
+    return picked.scatter_(-1, slots, True)[..., :num_candidates]

@@ -1,0 +1,165 @@
+"""ResNet-18 (He et al. 2016) with torchvision's parameter names, cut after any of its four stages.
+
+Weights come from a file the user names, ``.safetensors`` or ``.pth``/``.pt``; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchcpl.checks import describe
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def prepare(images: Tensor, size: int | None = 224) -> Tensor:
+    """Images as the ImageNet network expects them: (x / 255 − mean) / std, resized to a square.
+
+    Args:
+        images: (B, H, W, 3) uint8, RGB.
+        size: side of the result, by bilinear interpolation; ``None`` keeps H and W.
+
+    Returns:
+        (B, 3, size, size) float32, channels last in memory.
+    """
+    if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != torch.uint8:
+        raise ValueError(f"images: expected a uint8 tensor of shape (B, H, W, 3), got {describe(images)}")
+    mean = torch.tensor(IMAGENET_MEAN, device=images.device)
+    std = torch.tensor(IMAGENET_STD, device=images.device)
+    x = ((images.float() / 255 - mean) / std).permute(0, 3, 1, 2)  # (B, 3, H, W), channels last
+    if size is not None and x.shape[-2:] != (size, size):
+        x = F.interpolate(x, size=(size, size), mode="bilinear", align_corners=False)
+    return x
+
+
+class BasicBlock(nn.Module):
+    """relu(x' + bn(conv(relu(bn(conv(x)))))), with x' = x, projected where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = self.bn2(self.conv2(y))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)), inplace=True)
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 up to and including stage ``cut``: stride 2^(cut+1), 32·2^cut channels.
+
+    Attributes:
+        cut: the last stage, 1 to 4.
+        channels: channels of the output.
+        stride: input pixels per output cell.
+    """
+
+    def __init__(self, cut: int = 4) -> None:
+        super().__init__()
+        if cut not in (1, 2, 3, 4):
+            raise ValueError(f"cut: expected a stage from 1 to 4, got {cut!r}")
+        self.cut, self.channels, self.stride = cut, 32 * 2**cut, 2 ** (cut + 1)
+        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        inputs = 64
+        for stage in range(1, cut + 1):
+            outputs = 32 * 2**stage
+            blocks = BasicBlock(inputs, outputs, 1 if stage == 1 else 2), BasicBlock(outputs, outputs, 1)
+            self.add_module(f"layer{stage}", nn.Sequential(*blocks))
+            inputs = outputs
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """images (B, 3, H, W), normalised -> (B, channels, ⌈H/stride⌉, ⌈W/stride⌉)."""
+        x = F.relu(self.bn1(self.conv1(images)), inplace=True)
+        x = F.max_pool2d(x, 3, stride=2, padding=1)
+        for stage in range(1, self.cut + 1):
+            x = self.get_submodule(f"layer{stage}")(x)
+        return x
+
+    def features(self, images: Tensor) -> Tensor:
+        """images (B, 3, H, W), normalised -> (B, channels), the mean over all cells."""
+        return self(images).mean((2, 3))  # type: ignore[no-any-return]
+
+
+def resnet18(cut: int = 4) -> ResNet18:
+    """A freshly initialised ResNet-18 up to stage ``cut``, convolutions channels last.
+
+    >>> net = resnet18(cut=2)
+    >>> net.channels, net.stride
+    (128, 8)
+    >>> net(torch.zeros(1, 3, 64, 64)).shape
+    torch.Size([1, 128, 8, 8])
+    """
+    return ResNet18(cut).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def load_resnet18(path: str | os.PathLike[str], cut: int = 4) -> ResNet18:
+    """ResNet-18 up to stage ``cut`` in float32 and evaluation mode, with the weights of a file.
+
+    The file holds a state dict under torchvision's names. A classifier (``fc.*``) and stages after
+    ``cut`` may be there and are left out; any other name, a missing one or a wrong shape raises.
+    """
+    path = Path(path)
+    net = resnet18(cut)
+    with torch.device("meta"):
+        known = ResNet18(4).state_dict().keys()
+    wanted = {k: v for k, v in net.state_dict().items() if not k.endswith("num_batches_tracked")}
+    state = _read_state(path)
+    foreign = [k for k in state if k not in known and k not in ("fc.weight", "fc.bias")]
+    if foreign:
+        raise ValueError(f"{path}: not a ResNet-18, unknown parameter {_some(foreign)}")
+    missing = [k for k in wanted if k not in state]
+    if missing:
+        raise ValueError(f"{path}: not a ResNet-18 up to stage {cut}, no parameter {_some(missing)}")
+    for name, own in wanted.items():
+        if state[name].shape != own.shape:
+            raise ValueError(f"{path}: {name}: expected shape {tuple(own.shape)}, got {tuple(state[name].shape)}")
+    # The counter of batches is no part of inference, and slim files leave it out.
+    net.load_state_dict({name: state[name].float() for name in wanted}, strict=False)
+    return net.eval()
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    if path.suffix not in (".safetensors", ".pth", ".pt"):
+        raise ValueError(f"{path}: expected a .safetensors, .pth or .pt file")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such weights file")
+    state: Any
+    try:
+        if path.suffix == ".safetensors":
+            try:
+                from safetensors.torch import load_file
+            except ImportError as error:
+                raise ImportError("reading .safetensors needs: pip install 'torchcpl[tasks]'") from error
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except (ImportError, OSError):
+        raise
+    except Exception as error:  # each reader has its own errors for a truncated or foreign file
+        raise ValueError(f"{path}: not a readable weights file: {error}") from error
+    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
+        raise ValueError(f"{path}: expected a state dict (name -> tensor), got {type(state).__name__}")
+    return state
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

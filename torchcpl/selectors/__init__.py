@@ -1,0 +1,10 @@
+"""One file a method, one interface: a loss, and a selection."""
+
+from torchcpl.selectors.base import Method
+from torchcpl.selectors.cpl import CPL
+from torchcpl.selectors.hungarian import Hungarian
+from torchcpl.selectors.kmeans import kmeans
+from torchcpl.selectors.pointer import PointerHead
+from torchcpl.selectors.threshold import Threshold
+
+__all__ = ["CPL", "Hungarian", "Method", "PointerHead", "Threshold", "kmeans"]

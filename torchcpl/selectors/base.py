@@ -1,0 +1,32 @@
+"""The interface of a method: one row of the tables."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+
+from torchcpl.potentials import Selection
+
+
+class Method(nn.Module, ABC):
+    """From encoded candidates to a loss, and to a selection.
+
+    ``knob`` is the one number a method leaves to be chosen after training: a threshold, or what is added to the stop's
+    logit. ``knobs`` are the values worth trying.
+    """
+
+    knob: float
+    knobs: tuple[float, ...]
+
+    @abstractmethod
+    def loss(self, features: Tensor, mask: Tensor, target: Tensor, points: Tensor, goals: Tensor) -> Tensor:
+        """The scalar to minimise.
+
+        ``features`` (B, N, d) encoded candidates, ``mask`` (B, N), ``target`` (B, T) with −1 padding. ``points``
+        (B, N, c) and ``goals`` (B, T, c) say where candidates and targets lie, for methods that match by distance.
+        """
+
+    @abstractmethod
+    def select(self, features: Tensor, mask: Tensor, max_len: int, knob: float | None = None) -> Selection:
+        """What is picked, (B, T); ``knob`` in place of the method's own."""

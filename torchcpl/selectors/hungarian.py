@@ -1,0 +1,73 @@
+"""Matching-based set prediction: scores trained on the candidates that an optimal assignment picks."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcpl.potentials import picked_mask
+from torchcpl.selectors.threshold import Threshold
+
+
+class Hungarian(Threshold):
+    """Each target is assigned a candidate at the least total ``score_weight·(−log σ) + distance_weight·distance``.
+
+    Binary cross-entropy then trains the assigned candidates as positives. The distance is squared L2 or L2 between
+    where candidates and targets lie. With ``exclude_self`` a target's own candidate is not assigned to it when another
+    exists.
+    """
+
+    def __init__(
+        self, dim: int, hidden: int, *, activation: str = "gelu", dropout: float = 0.0, pos_weight: float | None = None,
+        score_weight: float = 10.0, distance_weight: float = 0.01, squared: bool = True, exclude_self: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(dim, hidden, activation=activation, dropout=dropout, pos_weight=pos_weight)
+        self.score_weight = score_weight
+        self.distance_weight = distance_weight
+        self.squared = squared
+        self.exclude_self = exclude_self
+
+    def loss(self, features: Tensor, mask: Tensor, target: Tensor, points: Tensor, goals: Tensor) -> Tensor:
+        logits = self.scores(features).squeeze(-1)
+        matched = self.match(logits, mask, target, points, goals)
+        return self.cross_entropy(logits, picked_mask(matched, logits.shape[1]), mask)
+
+    @torch.no_grad()
+    def match(self, logits: Tensor, mask: Tensor, target: Tensor, points: Tensor, goals: Tensor) -> Tensor:
+        """(B, T) the candidate assigned to each target, −1 where there is none."""
+        distance = torch.cdist(goals.float(), points.float())  # (B, T, N)
+        if self.squared:
+            distance = distance.square()
+        cost = -self.score_weight * F.logsigmoid(logits.float()).unsqueeze(1) + self.distance_weight * distance
+        barred = ~mask.unsqueeze(1).expand_as(cost)
+        if self.exclude_self:
+            own = F.one_hot(target.clamp(min=0), cost.shape[2]).bool() & (mask.sum(-1) > 1)[:, None, None]
+            barred = barred | own
+        return assign(cost.masked_fill(barred, 1e6), target >= 0)
+
+
+def assign(cost: Tensor, real: Tensor) -> Tensor:
+    """The candidate (B, T) that the optimal assignment at ``cost`` (B, T, N) gives each real target, −1 elsewhere."""
+    from scipy.optimize import linear_sum_assignment
+
+    costs = cost.cpu().numpy()
+    counts = real.sum(-1).tolist()  # real targets come first
+    matched = torch.full(real.shape, -1, dtype=torch.long)
+    into = matched.numpy()
+
+    def solve(row: int) -> None:
+        targets, candidates = linear_sum_assignment(costs[row, : counts[row]])
+        into[row, targets] = candidates
+
+    # The solver releases the interpreter's lock, so threads run side by side.
+    list(_pool().map(solve, range(len(counts)), chunksize=16))
+    return matched.to(cost.device)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor()

@@ -1,0 +1,42 @@
+"""k-Means with oracle k: the reference that learns nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchcpl.potentials import Selection
+
+
+@torch.no_grad()
+def kmeans(
+    points: Tensor, mask: Tensor, k: Tensor, *, iterations: int = 80, generator: torch.Generator | None = None
+) -> Selection:
+    """Lloyd's algorithm on every row at once, from k random members; picks the member nearest to each centroid.
+
+    ``points`` (B, N, c), ``mask`` (B, N), ``k`` (B,) the number of clusters. Stops when nothing moves. A cluster that
+    loses all its members keeps its centroid. Of two centroids with the same nearest member, one pick is made.
+    """
+    batch, n, _ = points.shape
+    most = int(k.max()) if batch else 0
+    order = torch.rand(batch, n, generator=generator, device=points.device).masked_fill(~mask, 2.0).argsort(-1)
+    start = order[:, :most]
+    used = torch.arange(most, device=points.device) < k.unsqueeze(-1)  # (B, C)
+    centres = points.gather(1, start.unsqueeze(-1).expand(-1, -1, points.shape[-1]))
+    for _ in range(iterations):
+        distance = torch.cdist(points, centres).masked_fill(~used.unsqueeze(1), torch.inf)  # (B, N, C)
+        member = torch.nn.functional.one_hot(distance.argmin(-1), most) * mask.unsqueeze(-1)  # (B, N, C)
+        size = member.sum(1)  # (B, C)
+        means = member.transpose(1, 2).to(points.dtype) @ points / size.clamp(min=1).unsqueeze(-1)
+        moved = torch.where((size > 0).unsqueeze(-1), means, centres)
+        if torch.equal(moved, centres):
+            break
+        centres = moved
+    nearest = torch.cdist(centres, points).masked_fill(~mask.unsqueeze(1), torch.inf).argmin(-1)  # (B, C)
+    indices = nearest.masked_fill(~used, -1)
+    earlier = torch.ones(most, most, dtype=torch.bool, device=points.device).tril(-1)
+    repeated = ((indices.unsqueeze(2) == indices.unsqueeze(1)) & earlier).any(-1)
+    indices = indices.masked_fill(repeated, -1)
+    front = (indices < 0).to(torch.int8).argsort(dim=-1, stable=True)  # padding last
+    indices = indices.gather(1, front)
+    return Selection(indices, (indices >= 0).sum(-1), torch.zeros(batch, device=points.device), n)

@@ -1,0 +1,54 @@
+"""Independent scoring: every candidate is judged alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcpl.head import mlp
+from torchcpl.potentials import Selection, picked_mask
+from torchcpl.selectors.base import Method
+
+
+class Threshold(Method):
+    """A score for each candidate, trained by binary cross-entropy; those above the threshold (the knob) are picked.
+
+    ``pos_weight`` "auto" weighs positives by the batch's ratio of negatives to positives; a number is used as it is.
+    """
+
+    knob = 0.5
+    knobs = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+
+    def __init__(
+        self, dim: int, hidden: int, *, activation: str = "gelu", dropout: float = 0.0, pos_weight: float | None = None
+    ) -> None:
+        super().__init__()
+        self.scores = mlp(dim, hidden, 1, activation, dropout)
+        self.pos_weight = pos_weight
+
+    def loss(self, features: Tensor, mask: Tensor, target: Tensor, points: Tensor, goals: Tensor) -> Tensor:
+        logits = self.scores(features).squeeze(-1)
+        return self.cross_entropy(logits, picked_mask(target, logits.shape[1]), mask)
+
+    def cross_entropy(self, logits: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
+        """Masked mean over the candidates of the batch."""
+        positives = (positive & mask).sum()
+        negatives = mask.sum() - positives
+        weight = negatives / positives.clamp(min=1) if self.pos_weight is None else self.pos_weight
+        each = F.binary_cross_entropy_with_logits(
+            logits.float(),
+            positive.float(),
+            pos_weight=torch.as_tensor(weight, dtype=torch.float32, device=logits.device),
+            reduction="none",
+        )
+        return each.masked_fill(~mask, 0).sum() / mask.sum().clamp(min=1)
+
+    def select(self, features: Tensor, mask: Tensor, max_len: int, knob: float | None = None) -> Selection:
+        """All candidates above the threshold, best first. ``max_len`` does not bound a parallel method."""
+        logits = self.scores(features).squeeze(-1).float().masked_fill(~mask, -torch.inf)  # (B, N)
+        ranked, order = logits.sort(dim=-1, descending=True, stable=True)
+        kept = ranked.sigmoid() > (self.knob if knob is None else knob)
+        log_odds = torch.where(kept, F.logsigmoid(ranked), F.logsigmoid(-ranked))
+        log_prob = log_odds.where(ranked > -torch.inf, 0.0).sum(-1)
+        return Selection(order.masked_fill(~kept, -1), kept.sum(-1), log_prob, logits.shape[1])

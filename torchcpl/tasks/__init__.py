@@ -1,0 +1,1 @@
+"""The benchmarks, each a folder with its data, encoder and configuration."""

@@ -1,0 +1,1 @@
+"""Path prediction: lane maps, bird's-eye scenes with several valid paths, one path to select."""

@@ -1,0 +1,402 @@
+"""One scene: a lane, an ego on it, the paths ahead, and the image from above.
+
+A scene is a 256×256 px image at 0.5 m a pixel, the ego heading right with 40 m behind it and 88 m ahead, its
+row up to 5 m off the middle. Pixel coordinates (x, y) are continuous, x right and y down; pixel (r, c) covers
+[c, c+1) × [r, r+1). The image holds palette indices and nothing is drawn off the road, so the drivable mask is
+``image != 0``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from torchcpl.tasks.paths.maps import Array, LaneGraph, along, arc_length, without_repeats
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Image: TypeAlias = npt.NDArray[np.uint8]
+Points: TypeAlias = npt.NDArray[np.float32]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+SIZE = 256  # px
+METRES = 0.5  # a pixel
+CELL = 8  # px
+GRID = SIZE // CELL
+STEP = CELL * math.sqrt(2.0)  # px between the points of a path: no straight stretch puts two in one cell
+BEHIND = 40.0  # m of road behind the ego
+JITTER = 5.0  # m, lateral
+HORIZON = 217.0  # m of look-ahead, the image's diagonal and a fifth
+PART = 8.0  # m that two paths must part by
+OFFSETS = 6  # ego positions tried on a lane
+MAX_PATHS = 6
+MAX_POINTS = 64
+LANE_WIDTH = 3.5  # m, of lanes without a polygon
+CHEVRON = 6.0  # m between chevrons
+DRAWS = 2000  # lanes tried for one scene before giving up
+EXPANSIONS = 4096  # lanes entered by one enumeration before giving up
+EDGE = 1 / 64  # px kept clear of the image's edge, so that a mirrored float32 point is still inside
+
+PALETTE: Image = np.array(
+    [
+        [255, 255, 255],  # 0 background
+        [214, 230, 245],  # 1 drivable area
+        [70, 80, 95],  # 2 its outline
+        [240, 160, 40],  # 3 road divider
+        [150, 130, 200],  # 4 lane divider
+        [60, 140, 90],  # 5 chevron
+        [220, 30, 30],  # 6 ego
+    ],
+    dtype=np.uint8,
+)
+BACKGROUND, ROAD, OUTLINE, ROAD_DIVIDER, LANE_DIVIDER, DIRECTION, EGO = range(len(PALETTE))
+
+
+def enumerate_paths(
+    start: int,
+    successors: Sequence[Sequence[int]],
+    lengths: Sequence[float],
+    leaves_image: Sequence[bool],
+    horizon: float = HORIZON,
+    limit: int = EXPANSIONS,
+) -> list[tuple[tuple[int, ...], str]] | None:
+    """Every way ahead from lane ``start`` by depth-first search, no lane entered twice on one path.
+
+    Returns (lanes, why it ended): ``"edge"`` in a lane that leaves the image, ``"horizon"`` after ``horizon``
+    metres, ``"leaf"`` at a lane without successors, ``"loop"`` where every successor is already on the path.
+    ``lengths[start]`` counts from the ego. None when more than ``limit`` lanes would be entered.
+    """
+    found: list[tuple[tuple[int, ...], str]] = []
+    stack: list[tuple[tuple[int, ...], float]] = [((start,), 0.0)]
+    entered = 0
+    while stack:
+        path, before = stack.pop()
+        entered += 1
+        if entered > limit:
+            return None
+        lane = path[-1]
+        after = before + lengths[lane]
+        if leaves_image[lane]:
+            found.append((path, "edge"))
+        elif after >= horizon:
+            found.append((path, "horizon"))
+        elif not successors[lane]:
+            found.append((path, "leaf"))
+        else:
+            onward = [(*path, s) for s in successors[lane] if s not in path]
+            if not onward:
+                found.append((path, "loop"))
+            stack.extend((p, after) for p in reversed(onward))
+    return found
+
+
+@dataclass(frozen=True)
+class _Reach:
+    """What can lie ahead of one lane: lanes numbered from it, their points in one array."""
+
+    successors: list[list[int]]
+    lengths: list[float]
+    points: Array  # (P, 2)
+    starts: Ints  # (n + 1,) first point of each lane, then P
+
+
+class Roads:
+    """A lane graph prepared for sampling and drawing: integer ids, flat arrays, bounding boxes."""
+
+    def __init__(self, graph: LaneGraph) -> None:
+        ids = {key: i for i, key in enumerate(graph.lanes)}
+        lanes = list(graph.lanes.values())
+        self.name = graph.name
+        self.lines = [without_repeats(lane.centerline) for lane in lanes]
+        self.arcs = [arc_length(line) for line in self.lines]
+        self.successors = [[ids[s] for s in lane.successors] for lane in lanes]
+        self.starts = [i for i, lane in enumerate(lanes) if lane.kind == "lane"]
+        if not self.starts:
+            raise ValueError(f"map {graph.name!r}: no lane of kind 'lane' to start from")
+        ends = [line[-1] for line, onward in zip(self.lines, self.successors, strict=True) if not onward]
+        self.loose = np.array(ends).reshape(-1, 2)  # where lanes end and lead nowhere
+        self._reach: dict[int, _Reach] = {}
+
+        pairs = list(zip(lanes, self.lines, strict=True))
+        self.polygons = _Shapes([lane.polygon for lane in lanes if lane.polygon is not None])
+        self.areas = _Shapes([ring for rings in graph.areas for ring in rings])
+        self.rings = np.repeat(np.arange(len(graph.areas)), [len(rings) for rings in graph.areas])
+        # A lane with a polygon is stroked too, thinly: a polygon may miss the ends of its own centreline.
+        self.wide = _Shapes([_simplified(line) for lane, line in pairs if lane.polygon is None])
+        self.thin = _Shapes([_simplified(line) for lane, line in pairs if lane.polygon is not None])
+        roads = [line.points for line in graph.lines if line.kind == "road_divider"]
+        self.road_dividers = _Shapes(roads)
+        self.lane_dividers = _Shapes([line.points for line in graph.lines if line.kind != "road_divider"])
+        chevrons = [_chevrons(line) for lane, line in pairs if lane.kind == "lane"]
+        self.chevrons = _Shapes([c for lane in chevrons for c in lane])
+
+    def reach(self, lane: int) -> _Reach:
+        """Lanes within the horizon of the end of ``lane``, itself number 0; computed once."""
+        if lane not in self._reach:
+            order = {lane: 0}
+            queue = [(0.0, s) for s in self.successors[lane]]
+            heapq.heapify(queue)
+            while queue:
+                distance, at = heapq.heappop(queue)
+                if at not in order and distance < HORIZON:
+                    order[at] = len(order)
+                    for s in self.successors[at]:
+                        heapq.heappush(queue, (distance + float(self.arcs[at][-1]), s))
+            lines = [self.lines[i] for i in order]
+            self._reach[lane] = _Reach(
+                successors=[[order[s] for s in self.successors[i] if s in order] for i in order],
+                lengths=[float(self.arcs[i][-1]) for i in order],
+                points=np.concatenate(lines),
+                starts=np.cumsum([0] + [len(line) for line in lines]),
+            )
+        return self._reach[lane]
+
+
+@dataclass(frozen=True)
+class _View:
+    """The image's place in the world: pixel = turn · (point − ego) / METRES + (BEHIND / METRES, row)."""
+
+    x: float
+    y: float
+    heading: float
+    row: float  # the ego's, px
+
+    def pixels(self, points: Array) -> Array:
+        """World points (P, 2) in pixels, (P, 2)."""
+        c, s = math.cos(self.heading) / METRES, math.sin(self.heading) / METRES
+        dx, dy = points[:, 0] - self.x, points[:, 1] - self.y
+        return np.stack([c * dx + s * dy + BEHIND / METRES, s * dx - c * dy + self.row], axis=1)
+
+    def box(self) -> tuple[float, float, float, float]:
+        """World bounding box of the image: x and y from, x and y to."""
+        c, s, half = math.cos(self.heading), math.sin(self.heading), SIZE * METRES / 2
+        ahead, left = half - BEHIND, self.row * METRES - half
+        x, y, reach = self.x + c * ahead - s * left, self.y + s * ahead + c * left, half * (abs(c) + abs(s))
+        return x - reach, y - reach, x + reach, y + reach
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """One scene: its map, ego pose (x, y, heading), palette image (256, 256), and 1 to 6 paths (n, 2) px."""
+
+    map_index: int
+    pose: tuple[float, float, float]
+    image: Image
+    paths: list[Points]
+
+
+def sample_scene(roads: Sequence[Roads], seed: int, index: int) -> Scene:
+    """Scene number ``index``.
+
+    A lane is drawn uniformly; of 6 random positions on it the one with the most distinct paths is kept, of those
+    whose image shows no lane that ends and leads nowhere. The draw is repeated where there is none, or where a
+    path leaves the road.
+    """
+    rng = np.random.default_rng((seed, index))
+    row = SIZE / 2 + rng.uniform(-JITTER, JITTER) / METRES
+    choices = np.cumsum([len(r.starts) for r in roads])
+    for _ in range(DRAWS):
+        lane = int(rng.integers(choices[-1]))
+        which = int(np.searchsorted(choices, lane, side="right"))
+        road = roads[which]
+        lane = road.starts[lane - (int(choices[which - 1]) if which else 0)]
+        found = _look_ahead(road, lane, rng.random(OFFSETS) * road.arcs[lane][-1], row)
+        if found is None:
+            continue
+        view, lines = found
+        paths = [_one_a_cell(line) for line in lines[:MAX_PATHS]]
+        image = render(road, view)
+        if min(map(len, paths)) >= 2 and all(_on_road(path, image) for path in paths):
+            return Scene(which, (view.x, view.y, view.heading), image, paths)
+    names = ", ".join(repr(r.name) for r in roads)
+    raise ValueError(
+        f"maps {names}: none of {DRAWS} lanes drawn gave a scene (seed {seed}, index {index}): every image tried "
+        "shows a lane that ends and leads nowhere; the maps are too small or too cut up"
+    )
+
+
+def _look_ahead(road: Roads, lane: int, offsets: Array, row: float) -> tuple[_View, list[Array]] | None:
+    """Of these positions on a lane the view with the most distinct paths, and these as pixel polylines.
+
+    Views in which some lane ends and leads nowhere do not count; None when there is no other.
+    """
+    line, arc = road.lines[lane], road.arcs[lane]
+    at = along(line, offsets)  # (6, 2)
+    chord = along(line, np.minimum(offsets + 1.0, arc[-1])) - along(line, np.maximum(offsets - 1.0, 0.0))
+    best: tuple[_View, list[Array]] | None = None
+    for k, offset in enumerate(offsets.tolist()):
+        view = _View(float(at[k, 0]), float(at[k, 1]), math.atan2(chord[k, 1], chord[k, 0]), row)
+        if _inside(view.pixels(road.loose)).any():
+            continue
+        reach = road.reach(lane)
+        pixels = view.pixels(reach.points)  # (P, 2)
+        behind = int(np.searchsorted(arc, offset, side="right"))  # points of the lane behind the ego
+        outside = ~_inside(pixels)
+        outside[:behind] = False
+        leaves = np.logical_or.reduceat(outside, reach.starts[:-1]).tolist()
+        found = enumerate_paths(0, reach.successors, [reach.lengths[0] - offset, *reach.lengths[1:]], leaves)
+        ways = [lanes for lanes, end in found or () if end != "loop"]
+        if len(ways) <= (len(best[1]) if best else 0):
+            continue
+        lines = []
+        for way in ways:
+            pieces = [pixels[reach.starts[i] : reach.starts[i + 1]] for i in way]
+            pieces[0] = np.concatenate([[[BEHIND / METRES, row]], pieces[0][behind:]])
+            lines.append(_clipped(np.concatenate(pieces)))
+        lines = distinct(lines)
+        if best is None or len(lines) > len(best[1]):
+            best = view, lines
+    return best
+
+
+def _inside(pixels: Array) -> Bools:
+    """Which pixel points are in the image, (P,)."""
+    inside: Bools = np.all((pixels >= EDGE) & (pixels <= SIZE - EDGE), axis=1)
+    return inside
+
+
+def _clipped(line: Array) -> Array:
+    """A pixel polyline up to where it first leaves the image, or to the horizon."""
+    low, high = EDGE, SIZE - EDGE
+    outside = ~_inside(line)
+    if outside.any():
+        end = int(outside.argmax())
+        a, b = line[end - 1], line[end]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shares = np.where(b > high, (high - a) / (b - a), np.where(b < low, (low - a) / (b - a), 1.0))
+        line = np.concatenate([line[:end], [np.clip(a + shares.min() * (b - a), low, high)]])
+    arc = arc_length(line)
+    if arc[-1] > HORIZON / METRES:
+        end = int(np.searchsorted(arc, HORIZON / METRES))
+        line = np.concatenate([line[:end], along(line, np.array([HORIZON / METRES]))])
+    return line
+
+
+def distinct(lines: Sequence[Array], part: float = PART / METRES, spacing: float = 2.0 / METRES) -> list[Array]:
+    """The polylines, less each one within Hausdorff distance ``part`` of one kept before it."""
+    if len(lines) == 1:
+        return list(lines)
+    kept: list[tuple[Array, Array]] = []
+    for line in lines:
+        length = arc_length(line)[-1]
+        dots = along(line, np.append(np.arange(0.0, length, spacing), length))  # (P, 2)
+        for _, other in kept:
+            gap = (dots[:, None, 0] - other[:, 0]) ** 2 + (dots[:, None, 1] - other[:, 1]) ** 2  # (P, Q)
+            if max(gap.min(axis=1).max(), gap.min(axis=0).max()) <= part**2:
+                break
+        else:
+            kept.append((line, dots))
+    return [line for line, _ in kept]
+
+
+def _one_a_cell(line: Array) -> Points:
+    """Points every STEP px of arc length from the ego on, only the first in each cell, (n, 2) float32."""
+    dots = along(line, np.arange(0.0, arc_length(line)[-1], STEP)).astype(np.float32)
+    cells = (dots // CELL).astype(np.int64)
+    _, first = np.unique(cells[:, 1] * GRID + cells[:, 0], return_index=True)
+    kept: Points = dots[np.sort(first)[:MAX_POINTS]]
+    return kept
+
+
+def _on_road(path: Points, image: Image) -> bool:
+    column, row = path.astype(np.int64).T
+    return bool((image[row, column] != BACKGROUND).all())
+
+
+# Drawing. Fixed-point coordinates and 8-connected lines: the same pixels on every machine.
+
+_SHIFT = 4
+
+
+def opencv() -> ModuleType:
+    """OpenCV, imported when something is drawn: stored scenes need none."""
+    try:
+        import cv2
+    except ImportError as error:
+        raise ImportError("drawing scenes needs OpenCV: pip install 'torchcpl[tasks]'") from error
+    return cv2
+
+
+class _Shapes:
+    """Polylines or polygons in the world with their bounding boxes."""
+
+    def __init__(self, shapes: Sequence[Array]) -> None:
+        self.shapes = shapes
+        low = [shape.min(axis=0) for shape in shapes]
+        high = [shape.max(axis=0) for shape in shapes]
+        self.low = np.array(low).reshape(-1, 2)
+        self.high = np.array(high).reshape(-1, 2)
+
+    def near(self, box: tuple[float, float, float, float]) -> Ints:
+        """Numbers of the shapes whose bounding boxes meet ``box``."""
+        x0, y0, x1, y1 = box
+        low, high = self.low, self.high
+        near = (low[:, 0] <= x1) & (low[:, 1] <= y1) & (high[:, 0] >= x0) & (high[:, 1] >= y0)
+        return np.flatnonzero(near)
+
+    def pixels(self, numbers: Iterable[int], view: _View) -> list[npt.NDArray[np.int32]]:
+        """The shapes with these numbers, in OpenCV's fixed point (whose pixel centres are whole numbers)."""
+        shapes = [self.shapes[i] for i in numbers]
+        if not shapes:
+            return []
+        pixels = (view.pixels(np.concatenate(shapes)) - 0.5) * (1 << _SHIFT)
+        ends = np.cumsum([len(shape) for shape in shapes])[:-1]
+        return np.split(np.rint(pixels).astype(np.int32), ends)
+
+
+def render(road: Roads, view: _View) -> Image:
+    """The scene's palette image, (256, 256)."""
+    cv2 = opencv()
+    box = view.box()
+
+    def shapes(kind: _Shapes) -> list[npt.NDArray[np.int32]]:
+        return kind.pixels(kind.near(box), view)
+
+    def stroke(image: Image, kind: _Shapes, color: int, width: float = 1) -> None:
+        # A thick line comes out a pixel wider: every pixel its edge touches is filled.
+        thickness = max(round(width) - 1, 1)
+        cv2.polylines(image, shapes(kind), False, color, thickness, cv2.LINE_8, _SHIFT)
+
+    image: Image = np.zeros((SIZE, SIZE), np.uint8)
+    numbers = road.areas.near(box)
+    for area in np.unique(road.rings[numbers]):  # the rings of one area together, so that holes stay open
+        rings = road.areas.pixels(np.flatnonzero(road.rings == area), view)
+        cv2.fillPoly(image, rings, ROAD, cv2.LINE_8, _SHIFT)
+    for polygon in shapes(road.polygons):
+        cv2.fillPoly(image, [polygon], ROAD, cv2.LINE_8, _SHIFT)
+    stroke(image, road.wide, ROAD, LANE_WIDTH / METRES)
+    stroke(image, road.thin, ROAD, 3.0)
+    square = np.ones((3, 3), np.uint8)
+    cv2.morphologyEx(image, cv2.MORPH_CLOSE, square, image)  # lanes side by side leave pinholes
+    paint: Image = image.copy()
+    stroke(paint, road.lane_dividers, LANE_DIVIDER)
+    stroke(paint, road.road_dividers, ROAD_DIVIDER)
+    paint[image > cv2.erode(image, square)] = OUTLINE
+    stroke(paint, road.chevrons, DIRECTION)
+    ego = np.array([[2.5, 0.0], [-2.0, 1.25], [-2.0, -1.25]]) / METRES + [BEHIND / METRES, view.row]
+    corners = np.rint((ego - 0.5) * (1 << _SHIFT)).astype(np.int32)
+    cv2.fillPoly(paint, [corners], EGO, cv2.LINE_8, _SHIFT)
+    paint[image == BACKGROUND] = BACKGROUND  # so that the image tells the drivable mask
+    return paint
+
+
+def _simplified(line: Array) -> Array:
+    """Fewer points, nowhere more than 5 cm off: what is drawn widely needs no more."""
+    near = (line - line[0]).astype(np.float32)
+    fewer: Array = opencv().approxPolyDP(near[:, None], 0.05, False)[:, 0] + line[0]
+    return fewer
+
+
+def _chevrons(line: Array) -> Array:
+    """Chevrons pointing along a lane, (C, 3, 2): tail, tip, tail."""
+    at = np.arange(CHEVRON / 2, arc_length(line)[-1], CHEVRON)
+    tip, back = along(line, at + 0.8), along(line, at - 0.8)
+    ahead = (tip - back) / np.maximum(np.hypot(*(tip - back).T), 1e-9)[:, None]
+    side = np.stack([-ahead[:, 1], ahead[:, 0]], axis=1)
+    return np.stack([back + 1.1 * side, tip, back - 1.1 * side], axis=1)

@@ -1,0 +1,350 @@
+"""Bird's-eye scenes with several valid paths: making many, storing them, splitting them, looking at them.
+
+Scene number ``index`` is a pure function of (maps, seed, index): any number of workers makes the same scenes.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcpl.tasks.paths.maps import Array, LaneGraph
+from torchcpl.tasks.paths.sampling import (
+    BACKGROUND,
+    BEHIND,
+    CELL,
+    GRID,
+    MAX_PATHS,
+    MAX_POINTS,
+    METRES,
+    PALETTE,
+    SIZE,
+    Bools,
+    Image,
+    Ints,
+    Points,
+    Roads,
+    Scene,
+    opencv,
+    sample_scene,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Scenes:
+    """S scenes. ``paths`` are pixel points from the ego on, −1 after a path's end and where there is no path."""
+
+    images: Image  # (S, 256, 256) palette indices
+    paths: Points  # (S, 6, 64, 2) px
+    lengths: Ints  # (S, 6) points of each path, 0 = no path
+    map_index: Ints  # (S,) into `maps`
+    poses: Array  # (S, 3) ego x, y in metres and heading in radians
+    maps: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def counts(self) -> Ints:
+        """Number of valid paths of each scene, (S,)."""
+        counts: Ints = (self.lengths > 0).sum(axis=1)
+        return counts
+
+    def drivable(self) -> Bools:
+        """Drivable mask, (S, 256, 256)."""
+        mask: Bools = self.images != BACKGROUND
+        return mask
+
+    def select(self, indices: npt.ArrayLike) -> Scenes:
+        """The scenes at ``indices``, in that order."""
+        i = np.asarray(indices, dtype=np.int64)
+        return Scenes(self.images[i], self.paths[i], self.lengths[i], self.map_index[i], self.poses[i], self.maps)
+
+
+def generate(
+    maps: Sequence[LaneGraph],
+    count: int,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: bool = False,
+) -> Scenes:
+    """``count`` scenes of the maps, the same for any number of ``workers`` (processes; None: one a core)."""
+    if not maps:
+        raise ValueError("maps: expected at least one LaneGraph, got none")
+    if count < 1:
+        raise ValueError(f"count: expected at least 1 scene, got {count}")
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers: expected at least 1, got {workers}")
+    roads = [Roads(graph) for graph in maps]
+    scenes = Scenes(
+        images=np.zeros((count, SIZE, SIZE), np.uint8),
+        paths=np.full((count, MAX_PATHS, MAX_POINTS, 2), -1, np.float32),
+        lengths=np.zeros((count, MAX_PATHS), np.int64),
+        map_index=np.zeros(count, np.int64),
+        poses=np.zeros((count, 3)),
+        maps=tuple(graph.name for graph in maps),
+    )
+    with _made(roads, count, seed, workers or os.cpu_count() or 1) as made, _progress(count, progress) as step:
+        for i, scene in enumerate(made):
+            scenes.images[i], scenes.map_index[i], scenes.poses[i] = scene.image, scene.map_index, scene.pose
+            for j, path in enumerate(scene.paths):
+                scenes.paths[i, j, : len(path)], scenes.lengths[i, j] = path, len(path)
+            step()
+    return scenes
+
+
+@contextmanager
+def _made(roads: Sequence[Roads], count: int, seed: int, workers: int) -> Iterator[Iterator[Scene]]:
+    """Scenes 0 … count−1 in order, from a pool of processes when ``workers`` > 1."""
+    if workers == 1:
+        yield (sample_scene(roads, seed, index) for index in range(count))
+        return
+    # Forked workers share the prepared maps for nothing, and touch neither torch nor its threads.
+    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    with multiprocessing.get_context(method).Pool(workers, _start_worker, (roads, seed)) as pool:
+        yield pool.imap(_work, range(count), chunksize=16)
+
+
+_worker: tuple[Sequence[Roads], int]  # what a process of the pool makes scenes from
+
+
+def _start_worker(roads: Sequence[Roads], seed: int) -> None:
+    global _worker
+    _worker = roads, seed
+
+
+def _work(index: int) -> Scene:
+    return sample_scene(*_worker, index)
+
+
+@contextmanager
+def _progress(total: int, shown: bool) -> Iterator[Callable[[], None]]:
+    """A progress bar to step, or nothing."""
+    if not shown:
+        yield lambda: None
+        return
+    try:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError as error:
+        raise ImportError("the progress bar needs: pip install 'torchcpl[tasks]'") from error
+
+    columns = TextColumn("scenes"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns) as bar:
+        task = bar.add_task("scenes", total=total)
+        yield lambda: bar.advance(task)
+
+
+def save_scenes(scenes: Scenes, path: str | Path) -> None:
+    """Write ``.npz``: two pixels a byte, compressed."""
+    packed = scenes.images[:, :, ::2] << 4 | scenes.images[:, :, 1::2]
+    np.savez_compressed(
+        Path(path),
+        format=np.array("path-scenes/1"),
+        images=packed,
+        paths=scenes.paths,
+        lengths=scenes.lengths.astype(np.uint8),
+        map_index=scenes.map_index.astype(np.int32),
+        poses=scenes.poses,
+        maps=np.array(scenes.maps),
+    )
+
+
+def load_scenes(path: str | Path) -> Scenes:
+    """Read what ``save_scenes`` wrote."""
+    with np.load(Path(path)) as file:
+        if "format" not in file or str(file["format"]) != "path-scenes/1":
+            raise ValueError(f"{path}: not a file of scenes: expected 'format' to be 'path-scenes/1'")
+        packed = file["images"]
+        images = np.empty((len(packed), SIZE, SIZE), np.uint8)
+        images[:, :, ::2], images[:, :, 1::2] = packed >> 4, packed & 15
+        return Scenes(
+            images=images,
+            paths=file["paths"],
+            lengths=file["lengths"].astype(np.int64),
+            map_index=file["map_index"].astype(np.int64),
+            poses=file["poses"],
+            maps=tuple(str(name) for name in file["maps"]),
+        )
+
+
+# Splits.
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Scene numbers: to train on, to choose with (``dev``), to report on (``val``), and left out."""
+
+    train: Ints
+    val: Ints
+    dev: Ints
+    dropped: Ints
+
+    def __str__(self) -> str:
+        return f"{len(self.train)} train, {len(self.dev)} dev, {len(self.val)} val, {len(self.dropped)} dropped"
+
+
+def split_by_index(count: int, val: float = 0.2) -> Split:
+    """The first scenes to train on, the last ``val`` of them to report on; both lie on the same roads."""
+    _check_share(val, "val")
+    cut = count - round(count * val)
+    none = np.empty(0, np.int64)
+    return Split(np.arange(cut), np.arange(cut, count), none, none)
+
+
+def split_by_geography(scenes: Scenes, val: float = 0.2, dev: float = 0.0) -> Split:
+    """Disjoint areas: no image of one part overlaps an image of another.
+
+    Each map is cut by a straight line with the share ``val`` of its scenes beyond it; scenes before the line
+    whose image overlaps one beyond are dropped. Of 24 directions the line takes the one that drops few scenes
+    and leaves about the share ``val`` of the scenes with 1, 2, 3 and more paths beyond it, over all maps. The
+    share ``dev`` is then cut off the rest in the same way.
+    """
+    _check_share(val, "val")
+    _check_share(val + dev, "val + dev")
+    train, beyond, lost = _part(np.arange(len(scenes)), val, scenes)
+    train, aside, lost_too = _part(train, dev * len(scenes) / max(len(train), 1), scenes)
+    return Split(train, beyond, aside, np.sort(np.concatenate([lost, lost_too])))
+
+
+def _part(numbers: Ints, share: float, scenes: Scenes) -> tuple[Ints, Ints, Ints]:
+    """Scenes cut by one line a map: kept, beyond, and dropped between."""
+    strata = np.minimum(scenes.counts, 4) - 1
+    of_map = [numbers[scenes.map_index[numbers] == m] for m in range(len(scenes.maps))]
+    wanted = np.zeros(4)
+    chosen: list[tuple[Ints, Ints, Ints]] = []
+    for mine in sorted(of_map, key=len, reverse=True):
+        wanted += share * np.bincount(strata[mine], minlength=4)
+
+        def cost(cut: tuple[Ints, Ints, Ints], wanted: Array = wanted) -> float:
+            _, beyond, lost = map(np.concatenate, zip(*chosen, cut, strict=True))
+            worst = np.abs(np.bincount(strata[beyond], minlength=4) - wanted) / np.maximum(wanted, 1)
+            return len(lost) / max(len(numbers), 1) + share * float(worst.max())
+
+        chosen.append(min(_cuts(mine, round(share * len(mine)), scenes), key=cost))
+    kept, beyond, lost = (np.sort(np.concatenate(part)) for part in zip(*chosen, strict=True))
+    return kept, beyond, lost
+
+
+def _cuts(numbers: Ints, take: int, scenes: Scenes) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """One map's scenes cut by a line in each direction, ``take`` of them beyond it: kept, beyond, dropped."""
+    if not take:
+        yield numbers, numbers[:0], numbers[:0]
+        return
+    centres, headings = image_centres(scenes), scenes.poses[:, 2]
+    diagonal = SIZE * METRES * math.sqrt(2.0)
+    for angle in np.arange(24) * np.pi / 12:
+        far = centres[numbers] @ np.array([math.cos(angle), math.sin(angle)])
+        order = np.argsort(far, kind="stable")
+        before, beyond = numbers[order[:-take]], numbers[order[-take:]]
+        # Only images less than a diagonal apart can meet.
+        line = far[order[-take]]
+        near, facing = before[far[order[:-take]] > line - diagonal], beyond[far[order[-take:]] < line + diagonal]
+        meets = images_overlap(centres[near], headings[near], centres[facing], headings[facing])
+        lost = near[meets.any(axis=1)]
+        yield np.setdiff1d(before, lost), beyond, lost
+
+
+def image_centres(scenes: Scenes) -> Array:
+    """World position of each image's centre, (S, 2)."""
+    x, y, heading = scenes.poses.T
+    ahead = SIZE * METRES / 2 - BEHIND
+    left = scenes.paths[:, 0, 0, 1] * METRES - SIZE * METRES / 2  # every path starts at the ego
+    cos, sin = np.cos(heading), np.sin(heading)
+    return np.stack([x + ahead * cos - left * sin, y + ahead * sin + left * cos], axis=1)
+
+
+def images_overlap(centres: Array, headings: Array, other_centres: Array, other_headings: Array) -> Bools:
+    """Which of n images overlap which of m, (n, m): squares overlap when no side of either parts them."""
+    gap = other_centres[None] - centres[:, None]  # (n, m, 2)
+    turn = (other_headings[None] - headings[:, None]) % (np.pi / 2)
+    reach = SIZE * METRES / 2 * (1 + np.cos(turn) + np.sin(turn))
+    overlap = np.ones(turn.shape, bool)
+    for angle in (headings[:, None], other_headings[None]):
+        for axis in (angle, angle + np.pi / 2):
+            overlap &= np.abs(gap[..., 0] * np.cos(axis) + gap[..., 1] * np.sin(axis)) < reach
+    return overlap
+
+
+def _check_share(share: float, name: str) -> None:
+    if not 0 <= share < 1:
+        raise ValueError(f"{name}: expected a share in [0, 1), got {share}")
+
+
+# Looking at scenes.
+
+# One colour a path.
+_COLORS = ((214, 39, 40), (31, 119, 180), (44, 160, 44), (255, 127, 14), (148, 103, 189), (140, 86, 75))
+
+
+def contact_sheet(scenes: Scenes, indices: Sequence[int], columns: int = 4, zoom: int = 2) -> Image:
+    """Scenes in rows with all their valid paths and the number of each, RGB (H, W, 3)."""
+    cv2 = opencv()
+    tile, gap = SIZE * zoom, 6
+    rows = -(-len(indices) // columns)
+    sheet: Image = np.full((rows * (tile + gap) + gap, columns * (tile + gap) + gap, 3), 120, np.uint8)
+    for k, i in enumerate(indices):
+        picture = PALETTE[scenes.images[i]].repeat(zoom, axis=0).repeat(zoom, axis=1)
+        for j in reversed(range(scenes.counts[i])):
+            # Side by side where paths run together.
+            shift = zoom * (j - (scenes.counts[i] - 1) / 2)
+            dots = scenes.paths[i, j, : scenes.lengths[i, j]] * zoom - 0.5 + [0.0, shift]
+            fixed = np.rint(dots * 16).astype(np.int32)
+            cv2.polylines(picture, [fixed], False, _COLORS[j], zoom, cv2.LINE_AA, 4)
+            for x, y in fixed.tolist():
+                cv2.circle(picture, (x, y), 16 * 3 * zoom // 2, _COLORS[j], -1, cv2.LINE_AA, 4)
+        label = f"{i}: {scenes.counts[i]}"
+        cv2.putText(picture, label, (6, 9 * zoom), cv2.FONT_HERSHEY_SIMPLEX, 0.3 * zoom, (0, 0, 0), 1, cv2.LINE_AA)
+        y, x = gap + k // columns * (tile + gap), gap + k % columns * (tile + gap)
+        sheet[y : y + tile, x : x + tile] = picture
+    return sheet
+
+
+# On the device.
+
+
+def palette_to_rgb(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Palette indices (B, H, W) as RGB in [0, 1], (B, 3, H, W), channels last in memory."""
+    return F.embedding(images.int(), _colors(images.device, dtype)).permute(0, 3, 1, 2)
+
+
+@lru_cache(maxsize=8)
+def _colors(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The palette on the device, copied there once, (7, 3)."""
+    return (torch.from_numpy(PALETTE).float() / 255).to(device, dtype)
+
+
+def flip(images: Tensor, paths: Tensor, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Mirror left and right of the ego, which heads right: image rows (B, H, W) and the y of paths (B, ..., 2).
+
+    ``which`` (B,) bool picks the scenes to mirror; all by default. Padding (−1) stays.
+    """
+    y = torch.where(paths[..., 1] < 0, paths[..., 1], images.shape[-2] - paths[..., 1])
+    mirrored = images.flip(-2), torch.stack([paths[..., 0], y], dim=-1)
+    if which is None:
+        return mirrored
+    chosen = [which.view(-1, *[1] * (t.dim() - 1)) for t in (images, paths)]
+    return torch.where(chosen[0], mirrored[0], images), torch.where(chosen[1], mirrored[1], paths)
+
+
+def cells_of(paths: Tensor) -> tuple[Tensor, Tensor]:
+    """Cell number row·32 + column of every point, (...,) long, −1 where padded, and its offset in the cell in px.
+
+    >>> cells_of(torch.tensor([[9.5, 16.0], [-1.0, -1.0]]))
+    (tensor([65, -1]), tensor([[1.5000, 0.0000], [0.0000, 0.0000]]))
+    """
+    real = paths[..., 0] >= 0
+    cells = torch.div(paths, CELL, rounding_mode="floor")
+    numbers = (cells[..., 1] * GRID + cells[..., 0]).long()
+    return torch.where(real, numbers, -1), torch.where(real[..., None], paths - cells * CELL, 0.0)

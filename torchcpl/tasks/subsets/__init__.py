@@ -1,0 +1,1 @@
+"""Representative subsets: pick one element of every class present in a bag."""

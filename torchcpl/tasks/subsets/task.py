@@ -1,0 +1,220 @@
+"""Representative subsets: one member of every class in a bag, trained from one random choice of members."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchcpl.config import TrainConfig, option
+from torchcpl.head import KINDS, CPLHead
+from torchcpl.metrics import cluster_scores
+from torchcpl.potentials import Selection
+from torchcpl.selectors import CPL, Hungarian, Method, PointerHead, Threshold, kmeans
+from torchcpl.tasks.subsets.data import (
+    BagProtocol,
+    Bags,
+    BagSampler,
+    Features,
+    fixed_bags,
+    load_source,
+    split_holdout,
+)
+from torchcpl.train import device_of
+from torchcpl.transformer import Encoder
+
+METHODS = ("cpl", "bce", "hungarian", "pointer")
+COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubsetsConfig(TrainConfig):
+    """The paper's recipe."""
+
+    method: str = option("cpl", "how subsets are selected", choices=METHODS)
+    source: str = option("digits", "digits, cifar10, cifar100, or a .npz file with features and labels")
+    root: str = option("", "folder of the CIFAR files (cifar10, cifar100)")
+    weights: str = option("", "ResNet-18 weights, .safetensors or .pth (cifar10, cifar100)")
+
+    bags: int = option(5000, "bags drawn an epoch", low=1)
+    validation_bags: int = option(1000, "bags of each fixed set", low=1)
+    min_classes: int = option(3, "fewest classes in a bag", low=1)
+    max_classes: int = option(10, "most classes in a bag", low=1)
+    min_per_class: int = option(12, "fewest members of a class", low=1)
+    max_per_class: int = option(40, "most members of a class", low=1)
+    max_items: int = option(160, "a bag is cut to this size", low=1)
+    holdout: float = option(
+        0.0, "part of the training images set aside to choose checkpoint and knob on (0 = on the reported)", low=0.0, high=0.9
+    )  # fmt: skip
+
+    dim: int = option(512, "width of the encoder", low=1)
+    layers: int = option(3, "encoder layers", low=0)
+    heads: int = option(4, "attention heads", low=1)
+    ffn: int = option(1024, "width of the feed-forward blocks", low=1)
+    dropout: float = option(0.1, "dropout in encoder, decoder and heads", low=0.0, high=0.9)
+    input_dropout: float = option(0.0, "dropout on the features", low=0.0, high=0.9)
+    standardise: bool = option(False, "scale every feature to mean 0 and variance 1 over the training images")
+    hidden: int = option(256, "width of the MLP heads", low=1)
+    kind: str = option("lowrank", "interaction of the CPL head", choices=KINDS)
+    live_stop: bool = option(False, "let the stop of the CPL head depend on the picks")
+    decoder_layers: int = option(2, "layers of the pointer's decoder", low=1)
+    pointer_cache: bool = option(True, "keep the pointer's keys and values from step to step")
+
+    permutations: int = option(10, "random orders of each target (cpl, pointer)", low=1)
+    early_stop_weight: float = option(5.0, "weight of P(stop) before the end (cpl, pointer)", low=0.0)
+    stop_weight: float = option(1.0, "weight of −log P(stop) at the end (cpl, pointer)", low=0.0)
+    max_len: int = option(20, "most picks (cpl, pointer)", low=1)
+    tune_knob: bool = option(
+        False, "choose the stop bias of cpl and pointer as the thresholds of the others are chosen"
+    )
+
+
+class SubsetsModel(nn.Module):
+    """Encoder and method. ``model(bags)`` is the loss, ``model.select(bags)`` the selection."""
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, config: SubsetsConfig, train: Tensor) -> None:
+        super().__init__()
+        width = train.shape[1]
+        shift, scale = torch.zeros(width), torch.ones(width)
+        if config.standardise:
+            shift, scale = train.mean(0), train.std(0).clamp(min=1e-6)
+        self.register_buffer("shift", shift)
+        self.register_buffer("scale", scale)
+        self.input = nn.Sequential(nn.Dropout(config.input_dropout), nn.Linear(width, config.dim))
+        self.encoder = Encoder(config.dim, config.layers, config.heads, config.ffn, config.dropout)
+        self.method = build_method(config)
+        self.max_len = config.max_len
+
+    def encode(self, bags: Bags) -> Tensor:
+        encoded: Tensor = self.encoder(self.input((bags.features - self.shift) / self.scale), bags.mask)
+        return encoded
+
+    def forward(self, bags: Bags) -> dict[str, Tensor]:
+        where = bags.target.clamp(min=0).unsqueeze(-1).expand(-1, -1, bags.features.shape[-1])
+        goals = bags.features.gather(1, where)
+        return {"loss": self.method.loss(self.encode(bags), bags.mask, bags.target, bags.features, goals)}
+
+    def select(self, bags: Bags, knob: float | None = None) -> Selection:
+        return self.method.select(self.encode(bags), bags.mask, self.max_len, knob)
+
+
+def build_method(config: SubsetsConfig) -> Method:
+    """The selection method on top of the encoder, with the paper's settings."""
+    objective: dict[str, Any] = {
+        "ordered": False,
+        "permutations": config.permutations,
+        "early_stop_weight": config.early_stop_weight,
+        "stop_weight": config.stop_weight,
+    }
+    if config.method == "cpl":
+        head = CPLHead(config.dim, config.hidden, kind=config.kind, live_stop=config.live_stop, dropout=config.dropout)
+        return CPL(head, **objective)
+    if config.method == "pointer":
+        decoder = PointerHead(
+            config.dim,
+            layers=config.decoder_layers,
+            heads=config.heads,
+            ffn=config.ffn,
+            dropout=config.dropout,
+            max_len=config.max_len,
+            cache=config.pointer_cache,
+        )
+        return CPL(decoder, **objective)
+    if config.method == "bce":
+        return Threshold(config.dim, config.hidden, dropout=config.dropout)
+    return Hungarian(config.dim, config.hidden, dropout=config.dropout)
+
+
+class SubsetsTask:
+    """What the training loop needs: a model, batches by number, and validation."""
+
+    metric = "clu_f1"
+    higher_is_better = True
+
+    def __init__(self, config: SubsetsConfig, features: Features | None = None, *, progress: bool = True) -> None:
+        self.config = config
+        self.device = device_of(config)
+        if features is None:
+            features = load_source(
+                config.source,
+                root=config.root or None,
+                weights=config.weights or None,
+                device=str(self.device),
+                progress=progress,
+            )
+        self.features = features
+        self.protocol = BagProtocol(
+            config.min_classes, config.max_classes, config.min_per_class, config.max_per_class, config.max_items
+        )
+        # What is trained on, what choices are made on, and what is reported.
+        seen = split_holdout(features, config.holdout, seed=0) if config.holdout > 0 else features
+        self.sampler = BagSampler(seen.train.to(self.device), seen.train_labels.to(self.device), self.protocol)
+        self.reported = self._fixed(features.test, features.test_labels, seed=1)
+        self.chosen_on = self._fixed(seen.test, seen.test_labels, seed=2) if config.holdout > 0 else self.reported
+        self.generator = torch.Generator(device=self.device)
+
+    def _fixed(self, features: Tensor, labels: Tensor, seed: int) -> Bags:
+        sampler = BagSampler(features, labels, self.protocol)
+        return fixed_bags(sampler, self.config.validation_bags, seed).to(self.device)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.config.bags // self.config.batch_size)
+
+    def build(self) -> SubsetsModel:
+        return SubsetsModel(self.config, self.features.train)
+
+    def batch(self, step: int) -> Bags:
+        # A fresh stream for every step, well apart for neighbouring seeds: resuming needs only the number.
+        self.generator.manual_seed(self.config.seed * 1_000_003 + step)
+        return self.sampler.sample(self.config.batch_size, self.generator)
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """The columns at the best knob on the bags choices are made on, and at that knob on the reported bags."""
+        scores = self.evaluate(model, self.chosen_on, self.knobs(model))
+        knob = max(scores, key=lambda value: scores[value]["clu_f1"])
+        found = {**scores[knob], "knob": knob}
+        if self.chosen_on is not self.reported:
+            reported = self.evaluate(model, self.reported, (knob,))[knob]
+            found.update({f"reported_{name}": value for name, value in reported.items()})
+        return found
+
+    def knobs(self, model: nn.Module) -> tuple[float, ...]:
+        method = _subsets_model(model).method
+        swept = self.config.tune_knob or isinstance(method, Threshold)
+        return method.knobs if swept else (method.knob,)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, bags: Bags, knobs: tuple[float, ...]) -> dict[float, dict[str, float]]:
+        """Mean scores over ``bags`` for each knob. The bags are encoded once."""
+        net = _subsets_model(model)
+        totals: dict[float, dict[str, Tensor]] = {}
+        for part in bags.split(1024):
+            encoded = net.encode(part)
+            for knob in knobs:
+                picks = net.method.select(encoded, part.mask, net.max_len, knob).indices
+                into = totals.setdefault(knob, {})
+                for name, value in cluster_scores(picks, part.labels).items():
+                    into[name] = into.get(name, torch.zeros((), device=value.device)) + value.sum()
+        return {
+            knob: {name: float(value) / len(bags) for name, value in columns.items()}
+            for knob, columns in totals.items()
+        }
+
+    def evaluate_kmeans(self, bags: Bags, seed: int = 0) -> dict[str, float]:
+        """The reference: k-Means on the frozen features, told how many classes each bag holds."""
+        generator = torch.Generator(device=bags.features.device).manual_seed(seed)
+        k = (bags.target >= 0).sum(-1)
+        picks = kmeans(bags.features, bags.mask, k, generator=generator).indices
+        return {name: float(value.mean()) for name, value in cluster_scores(picks, bags.labels).items()}
+
+
+def _subsets_model(model: nn.Module) -> SubsetsModel:
+    if not isinstance(model, SubsetsModel):
+        raise ValueError(f"model: expected a SubsetsModel, got {type(model).__name__}")
+    return model

@@ -1,0 +1,459 @@
+"""One training loop for every task and every method, on Lightning Fabric; `torchcpl.results` says what a run leaves.
+
+Between checkpoints a run is a function of its configuration and the step number: batches are drawn by number, the
+schedule is computed from it, and the checkpoint holds the rest (weights, average, optimiser, random state). So a
+resumed run ends with the weights of an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from torchcpl.config import TrainConfig
+from torchcpl.results import (
+    Checkpoint,
+    CheckpointError,
+    extra,
+    load_checkpoint,
+    load_weights,
+    open_run,
+    prepare_run,
+    read_training,
+    sweep_checkpoints,
+    write_checkpoint,
+)
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "NonFiniteLoss",
+    "Task",
+    "device_of",
+    "fit",
+    "learning_rate",
+    "load_checkpoint",
+    "load_weights",
+]
+
+_NEVER = torch.iinfo(torch.int64).max
+_GLANCE = 20  # steps between looks at the loss on CUDA, as each look waits for the device
+
+
+class NonFiniteLoss(RuntimeError):
+    """A loss, gradient or parameter became NaN or infinite; the message says which, and when."""
+
+
+class Task(Protocol):
+    """What the loop knows of a task."""
+
+    @property
+    def config(self) -> TrainConfig: ...
+
+    @property
+    def metric(self) -> str:
+        """The validation metric that picks the best checkpoint."""
+
+    @property
+    def higher_is_better(self) -> bool: ...
+
+    @property
+    def steps_per_epoch(self) -> int: ...
+
+    def build(self) -> nn.Module:
+        """The model: ``model(batch)`` is a dict of scalar losses, of which ``"loss"`` is minimised."""
+
+    def batch(self, step: int) -> Any:
+        """Training batch number ``step`` on `device_of` the config: a function of ``(config.seed, step)`` alone."""
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """Metrics on the fixed validation set; ``model`` is in eval mode, without gradients, in fp32."""
+
+
+def device_of(config: TrainConfig) -> torch.device:
+    """The device a configuration trains on; under DDP each process has its own."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device = 'cuda': torch finds no CUDA device here, expected 'cpu' or 'auto'")
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+
+
+def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
+    """The rate at a step: a linear rise over ``warmup * steps``, then constant or half a cosine down to zero."""
+    warmup = round(config.warmup * steps)
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    if config.schedule == "constant":
+        return config.lr
+    return config.lr * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+
+
+def fit(task: Task, run: str | Path, *, resume: bool = False, progress: bool = True) -> dict[str, Any]:
+    """Train a task's model in the folder ``run`` and return the final state: step, seconds, metrics, best, ...
+
+    With ``resume`` an unfinished run goes on from its last checkpoint, to the same weights as if it had never
+    stopped; a finished one returns its state. Ctrl-C ends the current step, saves, and raises KeyboardInterrupt;
+    a second one stops at once. With ``config.devices > 1`` Fabric starts the running script once more for each
+    further device, and the process of rank r takes ``task.batch(step * devices + r)``.
+    """
+    with extra():
+        from lightning_fabric import Fabric
+    run, config, device = Path(run), task.config, device_of(task.config)
+    automatic = "bf16-mixed" if device.type == "cuda" else "32-true"
+    precision: Any = automatic if config.precision == "auto" else config.precision
+    # A method may leave parameters without a gradient, which plain "ddp" refuses.
+    strategy = "ddp_find_unused_parameters_true" if config.devices > 1 else "auto"
+    with _numerics(config, device), _interruptible() as interrupted:
+        fabric = Fabric(accelerator=device.type, devices=config.devices, strategy=strategy, precision=precision)
+        fabric.launch()
+        state = open_run(run, config, resume)
+        if state and not state["finished"] and state["device"] != device.type:
+            raise CheckpointError(f"{run} was trained on {state['device']}: it cannot be resumed on {device.type}")
+        fabric.barrier()  # every process has looked before the first one writes
+        if fabric.is_global_zero:
+            prepare_run(run, config, state, device)
+        if state and state["finished"]:
+            return state
+        loop = _Loop(fabric, task, run, state)
+        try:
+            with _Journal(run, task, loop.done, fabric.is_global_zero, progress) as journal:
+                return loop.train(journal, interrupted)
+        except Exception:
+            loop.save_best()
+            raise
+
+
+class _Losses(nn.Module):
+    """The module Fabric wraps. The batch comes in a closure, or Fabric would copy and cast what is in it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Callable[[], Any]) -> Any:
+        return self.model(batch())
+
+
+class _Loop:
+    """The state of a training run, and what one step, validation and checkpoint do to it."""
+
+    def __init__(self, fabric: Fabric, task: Task, run: Path, state: dict[str, Any] | None) -> None:
+        self.fabric, self.task, self.run, self.config = fabric, task, run, (config := task.config)
+        self.steps = config.epochs * task.steps_per_epoch
+        fabric.seed_everything(config.seed, verbose=False)
+        self.model = task.build().to(fabric.device).train()
+        self.average = copy.deepcopy(self.model).requires_grad_(False) if config.ema else self.model
+        torch.manual_seed(config.seed + fabric.global_rank)  # the processes share weights, not dropout
+        if config.compile:
+            self.model.compile()
+        self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer](
+            self.parameters.values(),
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            fused=True if fabric.device.type == "cuda" else None,
+        )
+        self.module, self.stepper = fabric.setup(_Losses(self.model), self.optimizer)
+        self.zero = torch.zeros((), device=fabric.device)
+        self.terms: list[str] = []  # the names of the losses, known after the first step
+        self.totals, self.first_bad = self.zero, self.zero
+        self.done, self.count, self.seconds, self.peak = 0, 0, 0.0, 0.0
+        self.metrics: dict[str, float | None] = {}
+        self.best: dict[str, Any] | None = None
+        self.unsaved_best: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        if state:
+            self._restore()
+        self.start, self.clock, self.saved = self.done, time.monotonic(), time.monotonic()
+
+    def train(self, journal: _Journal, interrupted: list[int]) -> dict[str, Any]:
+        """The remaining steps, with their validations and checkpoints."""
+        fabric, config, cuda = self.fabric, self.config, self.fabric.device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(fabric.device)
+        for step in range(self.start, self.steps):
+            self._step(step)
+            self.done = step + 1
+            finished = self.done == self.steps
+            validating = finished or self.done % (config.validate_every * self.task.steps_per_epoch) == 0
+            stop = bool(interrupted) and fabric.world_size == 1
+            if validating or stop or not cuda or self.done % _GLANCE == 0:
+                self._check()
+                stop = bool(self._reduce(torch.tensor(float(bool(interrupted)), device=fabric.device), "max"))
+                loss = float(self.totals[self.terms.index("loss")]) / self.count
+                journal.glance(self.done, loss, (self.done - self.start) / (time.monotonic() - self.clock))
+            if validating:
+                journal.validation(self._validate(), self.best)
+            stale = time.monotonic() - self.saved >= config.checkpoint_seconds
+            if stop or (validating and fabric.broadcast(finished or stale)):
+                state = self._save()
+            if stop and not finished:
+                raise KeyboardInterrupt(f"stopped after step {self.done} of {self.steps}; resume {self.run} to go on")
+        return state
+
+    def _step(self, step: int) -> None:
+        """One update; nothing in it waits for the device."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, step, self.steps)
+        batch = self.task.batch(step * self.fabric.world_size + self.fabric.global_rank)
+        losses: dict[str, Tensor] = self.module(lambda: batch)
+        if not self.terms:
+            self._watch(list(losses))
+        self.fabric.backward(losses["loss"])
+        grads = [self.zero if p.grad is None else p.grad for p in self.parameters.values()]
+        norms = torch.stack(torch._foreach_norm(grads))  # (P,)
+        if self.config.clip:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.config.clip, norms.norm())
+        self.stepper.step()
+        self.stepper.zero_grad()
+        if self.config.ema:
+            self._average(step)
+        values = torch.stack([losses[term].detach().float() for term in self.terms])  # (K,)
+        self.totals += values
+        self.count += 1
+        bad = torch.where(torch.cat([values, norms]).isfinite(), _NEVER, step)  # (K + P,)
+        self.first_bad = torch.minimum(self.first_bad, bad)
+
+    def _watch(self, terms: list[str]) -> None:
+        if "loss" not in terms:
+            raise ValueError(f"model(batch) gave the losses {terms}: expected one named 'loss'")
+        self.terms, device = terms, self.fabric.device
+        # Since the last validation, the sum of each loss over `count` steps; since ever, the first step at which a
+        # loss or a parameter's gradient was not finite.
+        self.totals = torch.zeros(len(terms), dtype=torch.float64, device=device)  # (K,)
+        self.first_bad = torch.full((len(terms) + len(self.parameters),), _NEVER, device=device)  # (K + P,)
+
+    @torch.no_grad()
+    def _average(self, step: int) -> None:
+        # A young average forgets faster, or for 1 / (1 - ema) steps it would be made of the initial weights.
+        decay = min(self.config.ema, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - decay)
+        for mine, theirs in zip(self.average.buffers(), self.model.buffers(), strict=True):
+            mine.copy_(theirs)
+
+    def _reduce(self, tensor: Tensor, op: str) -> Tensor:
+        """The sum, mean, min or max over the processes."""
+        return cast(Tensor, self.fabric.all_reduce(tensor, reduce_op=op))
+
+    def _gather(self, tensor: Tensor) -> Tensor:
+        """The tensor of every process, on the CPU."""
+        parts = [tensor.to(self.fabric.device)]
+        if self.fabric.world_size > 1:
+            parts = [torch.empty_like(parts[0]) for _ in range(self.fabric.world_size)]
+            torch.distributed.all_gather(parts, tensor.to(self.fabric.device))
+        return torch.stack(parts).cpu()  # (processes, ...)
+
+    def _check(self) -> None:
+        """Raise NonFiniteLoss if a loss, gradient or parameter has become NaN or infinite."""
+        K, parameters = len(self.terms), tuple(self.parameters.values())
+        finite = torch.stack(torch._foreach_norm(parameters, torch.inf)).isfinite().tolist()  # largest entries
+        steps = self._reduce(self.first_bad, "min").tolist()
+        if min(steps) == _NEVER and all(finite):
+            return
+        first = min(*steps, self.done - 1)
+        terms = [name for name, at in zip(self.terms, steps[:K], strict=True) if at == first]
+        grads = [name for name, at in zip(self.parameters, steps[K:], strict=True) if at == first]
+        weights = [name for name, good in zip(self.parameters, finite, strict=True) if not good]
+        found = [f"loss {', '.join(terms)}"] if terms else []
+        found += [f"gradient of {grads[0]} ({len(grads)} of {len(finite)})"] if grads else []
+        found += (
+            [f"parameter {weights[0]} ({len(weights)} of {len(finite)}) after step {self.done - 1}"] if weights else []
+        )
+        kept = f"{self.run / 'last'} is good" if (self.run / "last").exists() else "there is no checkpoint yet"
+        epoch = first // self.task.steps_per_epoch + 1
+        raise NonFiniteLoss(f"not finite in epoch {epoch}, step {first} (from 0): {'; '.join(found)}; {kept}")
+
+    def _validate(self) -> dict[str, Any]:
+        """Metrics and mean losses, as a line of the history; notes the best so far."""
+        self.average.eval()
+        with torch.no_grad():
+            metrics = {name: float(value) for name, value in self.task.validate(self.average).items()}
+        self.model.train()
+        if self.task.metric not in metrics:
+            raise ValueError(f"validate gave the metrics {list(metrics)}: expected one named {self.task.metric!r}")
+        # JSON has no NaN or infinity.
+        self.metrics = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        means = self._reduce(self.totals / self.count, "mean").tolist()
+        losses = dict(zip(self.terms, means, strict=True))
+        self.totals.zero_()
+        self.count = 0
+        value, best = self.metrics[self.task.metric], self.best["value"] if self.best else None
+        sign = 1 if self.task.higher_is_better else -1
+        state = self._state()
+        if self.best is None or (value is not None and (best is None or sign * value > sign * best)):
+            self.best = {"epoch": state["epoch"], "step": self.done, "value": value, "metrics": self.metrics}
+            weights = {name: tensor.clone() for name, tensor in self.average.state_dict().items()}
+            self.unsaved_best = weights, state | {"best": self.best}
+        lr = learning_rate(self.config, self.done - 1, self.steps)
+        shared = {name: state[name] for name in ("epoch", "step", "seconds", "metrics")}
+        return shared | {"lr": lr, "loss": losses["loss"], "losses": losses}
+
+    def _state(self) -> dict[str, Any]:
+        """What state.json holds and `fit` returns."""
+        if self.fabric.device.type == "cuda":
+            self.peak = max(self.peak, torch.cuda.max_memory_allocated(self.fabric.device) / 2**20)
+        return {
+            "finished": self.done == self.steps,
+            "epoch": self.done // self.task.steps_per_epoch,
+            "step": self.done,
+            "seconds": round(self.seconds + time.monotonic() - self.clock, 3),
+            "peak_mib": round(self.peak, 1) if self.peak else None,
+            "metric": self.task.metric,
+            "metrics": self.metrics,
+            "best": self.best,
+            "config": type(self.config).__name__,
+            "device": self.fabric.device.type,
+        }
+
+    def _save(self) -> dict[str, Any]:
+        state = self._state()
+        random = torch.get_rng_state()
+        if self.fabric.device.type == "cuda":
+            random = torch.cat([random, torch.cuda.get_rng_state(self.fabric.device)])
+        random, totals = self._gather(random), self._gather(self.totals)
+        self.save_best()
+        if self.fabric.is_global_zero:
+            training = {
+                "optimizer": self.optimizer.state_dict(),
+                "weights": self.model.state_dict() if self.config.ema else {},
+                "random": random,
+                "terms": self.terms,
+                "totals": totals,
+                "count": self.count,
+            }
+            write_checkpoint(self.run, "last", self.config, self.average.state_dict(), state, training)
+            sweep_checkpoints(self.run)
+        self.fabric.barrier()
+        self.saved = time.monotonic()
+        return state
+
+    def save_best(self) -> None:
+        """Write the best weights so far, if they are not on disk yet."""
+        unsaved, self.unsaved_best = self.unsaved_best, None
+        if unsaved and self.fabric.is_global_zero:
+            write_checkpoint(self.run, "best", self.config, *unsaved)
+
+    def _restore(self) -> None:
+        """Be as the loop was that wrote the last checkpoint."""
+        _, weights, state = load_checkpoint(self.run, "last")
+        training = read_training(self.run)
+        load_weights(self.average, weights, str(self.run / "last"))
+        if self.config.ema:
+            load_weights(self.model, training["weights"], str(self.run / "last"))
+        self.optimizer.load_state_dict(training["optimizer"])
+        self._watch(training["terms"])
+        self.totals.copy_(training["totals"][self.fabric.global_rank])
+        self.count, self.done = training["count"], state["step"]
+        self.seconds, self.peak = state["seconds"], state["peak_mib"] or 0.0
+        self.metrics, self.best = state["metrics"], state["best"]
+        random, cpu = training["random"][self.fabric.global_rank], torch.get_rng_state().numel()
+        torch.set_rng_state(random[:cpu].clone())  # torch reads a view from where its storage begins
+        if self.fabric.device.type == "cuda":
+            torch.cuda.set_rng_state(random[cpu:].clone(), self.fabric.device)
+
+
+class _Journal:
+    """The progress bar, history and TensorBoard curves of a run; silent in every process but the first."""
+
+    def __init__(self, run: Path, task: Task, done: int, main: bool, progress: bool) -> None:
+        with extra():
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+            from torch.utils.tensorboard import SummaryWriter
+        self.task, self.epochs = task, task.config.epochs
+        columns = [TextColumn("{task.description}"), BarColumn(20), TimeRemainingColumn()]
+        columns += [TextColumn(f"{{task.fields[{name}]}}") for name in ("epoch", "loss", "value", "speed")]
+        self.progress = Progress(*columns, disable=not (main and progress))
+        blank: dict[str, Any] = dict.fromkeys(("epoch", "loss", "value", "speed"), "")
+        self.bar = self.progress.add_task(run.name, total=self.epochs * task.steps_per_epoch, completed=done, **blank)
+        self.logs = SummaryWriter(str(run / "tensorboard"), purge_step=done + 1) if main else None
+        self.history = run / "history.jsonl"
+
+    def __enter__(self) -> _Journal:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+        if self.logs:
+            self.logs.close()
+
+    def glance(self, done: int, loss: float, speed: float) -> None:
+        """Move the bar to ``done`` steps; ``loss`` is the mean since the last validation."""
+        epoch = f"{math.ceil(done / self.task.steps_per_epoch)}/{self.epochs}"
+        self.speed = speed
+        self.progress.update(
+            self.bar, completed=done, epoch=epoch, loss=f"loss {loss:.4g}", speed=f"{speed:.3g} steps/s"
+        )
+
+    def validation(self, record: dict[str, Any], best: dict[str, Any] | None) -> None:
+        """Note a validation."""
+        name, value = self.task.metric, record["metrics"][self.task.metric]
+        text = " best ".join(f"{x:.4g}" if x is not None else "–" for x in (value, best and best["value"]))
+        self.progress.update(self.bar, value=f"{name} {text}")
+        if not self.logs:
+            return
+        with open(self.history, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        curves = {"train/lr": record["lr"], "train/steps_per_second": self.speed}
+        curves |= {f"train/{key}": x for key, x in record["losses"].items()}
+        curves |= {f"validation/{key}": x for key, x in record["metrics"].items() if x is not None}
+        for key, x in curves.items():
+            self.logs.add_scalar(key, x, record["step"])
+        self.logs.flush()
+
+
+@contextlib.contextmanager
+def _numerics(config: TrainConfig, device: torch.device) -> Iterator[None]:
+    """On CUDA, TF32 in fp32 products, and repeatable kernels where asked; afterwards all is as before."""
+    if device.type != "cuda":
+        yield
+        return
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not repeatable without it
+    memory: Any = torch.utils.deterministic  # fills new memory in deterministic mode: a guard, and slow
+    before = torch.get_float32_matmul_precision(), torch.get_deterministic_debug_mode()
+    fill, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False
+    try:
+        torch.set_float32_matmul_precision("high")
+        torch.set_deterministic_debug_mode("warn" if config.deterministic else "default")
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.set_deterministic_debug_mode(before[1])
+        memory.fill_uninitialized_memory = fill
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """Collect the first Ctrl-C instead of raising; the next one raises."""
+    caught: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        caught.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main one only
+        yield caught
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield caught
+    finally:
+        signal.signal(signal.SIGINT, before or signal.default_int_handler)

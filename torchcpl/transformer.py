@@ -1,0 +1,120 @@
+"""The small Transformer both benchmarks share: an encoder over candidates, and the pointer's decoder layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Attention(nn.Module):
+    """Multi-head attention; queries and memory are projected apart, so that a memory can be projected once."""
+
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        if dim % heads:
+            raise ValueError(f"heads: expected a divisor of dim = {dim}, got {heads}")
+        self.heads = heads
+        self.dropout = dropout
+        self.query = nn.Linear(dim, dim)
+        self.memory = nn.Linear(dim, 2 * dim)
+        self.out = nn.Linear(dim, dim)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, N, d/H) of a memory (B, N, d)."""
+        keys, values = self.memory(x).chunk(2, -1)
+        return self._split(keys), self._split(values)
+
+    def attend(
+        self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        """Queries from ``x`` (B, T, d); ``mask`` True = may be looked at, broadcast to (B, H, T, N)."""
+        dropout = self.dropout if self.training else 0.0
+        query = self._split(self.query(x))
+        mixed = F.scaled_dot_product_attention(query, keys, values, mask, dropout, causal)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def _split(self, x: Tensor) -> Tensor:
+        batch, steps, dim = x.shape
+        return x.view(batch, steps, self.heads, dim // self.heads).transpose(1, 2)  # (B, H, N, d/H)
+
+
+def feed_forward(dim: int, width: int, dropout: float) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(dim, width), nn.GELU(), nn.Dropout(dropout), nn.Linear(width, dim))
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, dim: int, heads: int, ffn: int, dropout: float, norm_first: bool) -> None:
+        super().__init__()
+        self.attention = Attention(dim, heads, dropout)
+        self.ffn = feed_forward(dim, ffn, dropout)
+        self.norms = nn.ModuleList([nn.LayerNorm(dim), nn.LayerNorm(dim)])
+        self.dropout = nn.Dropout(dropout)
+        self.norm_first = norm_first
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        before, after = self.norms
+        if self.norm_first:
+            y = before(x)
+            x = x + self.dropout(self.attention.attend(y, *self.attention.project(y), mask))
+            x = x + self.dropout(self.ffn(after(x)))
+        else:
+            x = before(x + self.dropout(self.attention.attend(x, *self.attention.project(x), mask)))
+            x = after(x + self.dropout(self.ffn(x)))
+        return x
+
+
+class Encoder(nn.Module):
+    """Candidates (B, N, d) see each other; padding is not looked at. Pre-norm with a final LayerNorm, or post-norm."""
+
+    def __init__(
+        self, dim: int, layers: int, heads: int, ffn: int, dropout: float = 0.0, *, norm_first: bool = True
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(EncoderLayer(dim, heads, ffn, dropout, norm_first) for _ in range(layers))
+        self.norm = nn.LayerNorm(dim) if norm_first else nn.Identity()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None:
+            # A row of nothing but padding looks at itself: its output is never read, but must not be NaN.
+            mask = (mask | ~mask.any(-1, keepdim=True))[:, None, None, :]
+        for layer in self.layers:
+            x = layer(x, mask)
+        out: Tensor = self.norm(x)
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm decoder layer: the picks look at each other, then at the candidates."""
+
+    def __init__(self, dim: int, heads: int, ffn: int, dropout: float) -> None:
+        super().__init__()
+        self.self_attention = Attention(dim, heads, dropout)
+        self.cross_attention = Attention(dim, heads, dropout)
+        self.ffn = feed_forward(dim, ffn, dropout)
+        self.norms = nn.ModuleList([nn.LayerNorm(dim) for _ in range(3)])
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor, past: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """``x`` (B, K, T, d) tokens of K hypotheses; ``memory`` the candidates' keys and values (B, H, N, d/H).
+
+        Without ``past`` the tokens are whole prefixes and attention is causal. With it, T = 1 and ``past`` holds the
+        keys and values (B, K, H, t, d/H) of the tokens before. Returns the output and the keys and values so far.
+        """
+        batch, width = x.shape[:2]
+        y = self.norms[0](x).flatten(0, 1)  # (B·K, T, d)
+        keys, values = self.self_attention.project(y)
+        if past is not None:
+            keys = torch.cat([past[0].flatten(0, 1), keys], 2)
+            values = torch.cat([past[1].flatten(0, 1), values], 2)
+        looked = self.self_attention.attend(y, keys, values, causal=past is None)
+        x = x + self.dropout(looked).view_as(x)
+        # Every token of every hypothesis asks the same candidates: one attention with K·T queries.
+        y = self.norms[1](x).flatten(1, 2)
+        x = x + self.dropout(self.cross_attention.attend(y, *memory, mask)).view_as(x)
+        x = x + self.dropout(self.ffn(self.norms[2](x)))
+        so_far = (batch, width, *keys.shape[1:])
+        return x, (keys.view(so_far), values.view(so_far))
