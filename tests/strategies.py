@@ -223,7 +223,9 @@ def _per_row(elements: Any) -> Callable[[int, int], Any]:
 def _matrix(n: int, batch: int) -> Any:
     shapes = st.sampled_from([(n, n), (batch, n, n)])
     return st.builds(
-        lambda seed, shape: (np.random.default_rng(seed).random(shape) < 0.6).tolist(), st.integers(0, 2**16), shapes
+        lambda seed, shape: np.less(np.random.default_rng(seed).random(shape), 0.6).tolist(),
+        st.integers(0, 2**16),
+        shapes,
     )
 
 

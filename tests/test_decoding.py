@@ -15,8 +15,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from strategies import KINDS, Case, assemble, cases, demands, fixed_case, lowest_first, odd_neighbours
-from strategies import plain_lowest_first, plain_odd_neighbours
+from strategies import (
+    KINDS,
+    Case,
+    assemble,
+    cases,
+    demands,
+    fixed_case,
+    lowest_first,
+    odd_neighbours,
+    plain_lowest_first,
+    plain_odd_neighbours,
+)
 from torch import Tensor
 
 import torchcpl as cpl
@@ -137,13 +147,34 @@ def test_float32_log_prob_is_as_good_as_its_numbers(kind: str, batch: int, offse
     torch.testing.assert_close(selection.log_prob.double(), exact, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("odd", ["keys", "values", "stop_key", "unary", "stop"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_one_part_in_another_precision(odd: str, dtype: torch.dtype) -> None:
+    pot = fixed_case("lowrank+stop", 15, 3, 5).pot
+    interaction = pot.interaction
+    assert isinstance(interaction, cpl.LowRank)
+    assert interaction.stop_key is not None
+    parts = {"unary": pot.unary, "stop": pot.stop, "keys": interaction.keys, "values": interaction.values}
+    parts["stop_key"] = interaction.stop_key
+    parts[odd] = parts[odd].to(dtype)
+    mixed = cpl.Potentials(
+        parts["unary"], parts["stop"], cpl.LowRank(parts["keys"], parts["values"], parts["stop_key"])
+    )
+    for rows in (slice(0, 3), slice(0, 1)):
+        selection = cpl.greedy(mixed[rows], min_len=3)
+        again = cpl.log_prob(mixed[rows], selection.indices, min_len=3)
+        torch.testing.assert_close(selection.log_prob.double(), again.double(), atol=1e-4, rtol=0)
+    for found in (cpl.sample(mixed, 3), cpl.beam(mixed, 3, 3), cpl.stochastic_beam(mixed, 3)):
+        assert found.log_prob.isfinite().all()
+
+
 def test_many_steps_of_many_rows(path: str) -> None:
     """Sizes beyond what the fast path keeps at a time, rows that stop at different steps."""
     for kind in ("dense", "lowrank+stop"):
         case = fixed_case(kind, 2, 40, 70, scale=0.5, padded=True)
         selection = cpl.greedy(case.pot)
         well_formed(selection)
-        assert selection.lengths.unique().numel() > 3
+        assert len(set(selection.lengths.tolist())) > 3
         torch.testing.assert_close(selection.log_prob, cpl.log_prob(case.pot, selection.indices), atol=1e-9, rtol=0)
         state_greedy = torch.stack([cpl.greedy(case.pot[b : b + 1]).indices[0] for b in range(40)])
         assert selection.indices.equal(state_greedy)
@@ -206,7 +237,7 @@ def test_narrow_beams_tell_the_truth(data: Any) -> None:
     well_formed(found)
     assert (found.log_prob[:, 1:] <= found.log_prob[:, :-1]).all()
     for b, (row, limits) in enumerate(zip(case.rows, asked.limits, strict=True)):
-        alive = (found.log_prob[b] > -math.inf).sum().item()
+        alive = int((found.log_prob[b] > -math.inf).sum())
         support = oracle.everything(row, limits)
         got = unpadded(found.indices[b])[:alive]
         assert alive >= 1
@@ -236,7 +267,7 @@ def test_num_return_is_the_best_of_the_beams() -> None:
 # ------------------------------------------------------------------------------------------------ sample
 
 
-def fits(counts: Counter[Any], law: dict[Any, float], level: float = 1e-3) -> bool:
+def fits(counts: Counter[Any], law: dict[Any, float], level: float = 1e-4) -> bool:
     """Chi-square of counts against a law, rare outcomes together; nothing outside of the law."""
     assert set(counts) <= set(law), set(counts) - set(law)
     total = counts.total()
@@ -410,16 +441,14 @@ def test_weights_make_estimates_unbiased(kind: str, num_samples: int) -> None:
     law = probabilities(case.rows[0], limits)
     estimates = {sequence: np.zeros(times) for sequence in law}
     for s in range(num_samples):
-        for r, (sequence, weight) in enumerate(
-            zip(unpadded(drawn.indices[s]), drawn.weight[s].tolist(), strict=True)
-        ):
+        for r, (sequence, weight) in enumerate(zip(unpadded(drawn.indices[s]), drawn.weight[s].tolist(), strict=True)):
             estimates[sequence][r] += weight
     rng = np.random.default_rng(0)
     f = {sequence: rng.standard_normal() for sequence in law}
     for sequence, values in estimates.items():
         error = values.std(ddof=1) / times**0.5
         assert abs(values.mean() - law[sequence]) < 4.5 * error + 1e-12, sequence
-    total = sum(f[s] * estimates[s] for s in law)
+    total = np.sum([f[s] * estimates[s] for s in law], axis=0)
     error = total.std(ddof=1) / times**0.5
     assert abs(total.mean() - sum(f[s] * law[s] for s in law)) < 4 * error
 
@@ -451,7 +480,7 @@ def test_stochastic_beam_under_every_demand(data: Any) -> None:
     assert not drawn.weight.isnan().any()
     for b, (row, limits) in enumerate(zip(case.rows, asked.limits, strict=True)):
         support = oracle.everything(row, limits)
-        alive = (drawn.log_prob[:, b] > -math.inf).sum().item()
+        alive = int((drawn.log_prob[:, b] > -math.inf).sum())
         got = unpadded(drawn.indices[:, b])[:alive]
         assert len(set(got)) == alive
         # Sequences too unlikely for a double may never be reached; all others are.

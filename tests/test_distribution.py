@@ -114,22 +114,24 @@ def test_expand_repeats_rows_in_the_right_places() -> None:
     assert e.expand((4, 2, 3)).batch_shape == (4, 2, 3)
 
 
-def test_a_batch_dimension_of_one_broadcasts_against_values() -> None:
-    """batch_shape (3, 1) against values (4, T): every row must meet every value."""
+def test_every_row_meets_every_value() -> None:
+    """Batches and values that broadcast in different dimensions."""
     case = fixed_case("dense", 3, 3, 4)
-    one = cpl.ContextualPlackettLuce(case.pot)
-    column = cpl.ContextualPlackettLuce(case.pot).expand((3,))
-    column = one.expand((2, 3))
     values = torch.tensor([[0, 1], [1, -1], [3, 2], [-1, -1]])
     table = torch.tensor(
         [[oracle.log_prob(row, p) for p in unpad(values)] for row in case.rows], dtype=torch.float64
     )  # (3, 4)
-    got = column.log_prob(values.view(4, 1, 1, 2))
-    torch.testing.assert_close(got, table.T.unsqueeze(1).expand(4, 2, 3), atol=TIGHT, rtol=0)
+    d = cpl.ContextualPlackettLuce(case.pot)
+    columns = values.view(4, 1, 1, 2)
+    torch.testing.assert_close(
+        d.expand((2, 3)).log_prob(columns), table.T.unsqueeze(1).expand(4, 2, 3), atol=TIGHT, rtol=0
+    )
+    torch.testing.assert_close(
+        d.expand((2, 1, 3)).log_prob(values.view(4, 1, 2)), table.T.expand(2, 4, 3), atol=TIGHT, rtol=0
+    )
     single = cpl.ContextualPlackettLuce(case.pot[:1])
     torch.testing.assert_close(single.log_prob(values), table[0], atol=TIGHT, rtol=0)
-    stacked = single.expand((2, 1))
-    torch.testing.assert_close(stacked.log_prob(values), table[:1].expand(2, 4), atol=TIGHT, rtol=0)
+    torch.testing.assert_close(single.expand((2, 1)).log_prob(values), table[:1].expand(2, 4), atol=TIGHT, rtol=0)
 
 
 def test_enumerate_support_without_expand() -> None:
@@ -208,14 +210,15 @@ def test_gradients_of_exact_answers(kind: str) -> None:
 def test_arguments_are_validated() -> None:
     pot = fixed_case("dense", 8, 2, 3).pot
     d = cpl.ContextualPlackettLuce(pot)
-    for value, message in [
+    wrong: list[tuple[Any, str]] = [
         (torch.tensor([[0, 0], [1, -1]]), "value: expected no repeated index"),
         (torch.tensor([[0, 3], [1, -1]]), r"value: expected indices in \[0, 3\)"),
         (torch.tensor([[-1, 1], [1, -1]]), "value: expected no index after"),
         (torch.tensor([[0.0, 1.0]]), "value: expected a long tensor"),
         (torch.zeros(5, 2, dtype=torch.long), "value: expected"),
         ([0, 1], "value: expected a long tensor"),
-    ]:
+    ]
+    for value, message in wrong:
         with pytest.raises(ValueError, match=message):
             d.log_prob(value)
     with pytest.raises(ValueError, match="pot: expected Potentials"):

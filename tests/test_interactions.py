@@ -163,7 +163,9 @@ def test_no_candidates_at_all(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_interaction_is_a_pytree(kind: str) -> None:
     pot = fixed_case(kind, 3, 2, 3).pot
-    moved = torch.utils._pytree.tree_map(lambda x: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x, pot)
+    moved = torch.utils._pytree.tree_map(
+        lambda x: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x, pot
+    )
     assert isinstance(moved, cpl.Potentials)
     assert type(moved.interaction) is type(pot.interaction)
     same(moved.interaction.dense(), pot.interaction.dense())

@@ -13,7 +13,7 @@ from torchcpl.decoding import beam, greedy, sample, stochastic_beam
 from torchcpl.distribution import ContextualPlackettLuce
 from torchcpl.functional import log_prob, set_log_prob
 from torchcpl.head import CPLHead
-from torchcpl.interactions import Contextual, Dense, Interaction, LowRank
+from torchcpl.interactions import Contextual, Coverage, Dense, Interaction, LowRank
 from torchcpl.losses import ordered_nll, subset_nll
 from torchcpl.potentials import Potentials, Selection
 
@@ -25,6 +25,7 @@ __all__ = [
     "CPLHead",
     "Contextual",
     "ContextualPlackettLuce",
+    "Coverage",
     "Dense",
     "Forbid",
     "History",

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -132,7 +131,8 @@ def _filled(lists: Sequence[Any]) -> Any:
 class Budget:
     """The costs of what is picked add up to at most ``limit``.
 
-    ``cost`` (N,) or (B, N) of at least 0, ``limit`` a number or (B,).
+    ``cost`` (N,) or (B, N) of at least 0, ``limit`` a number or (B,). Room is kept for what is required and for
+    ``min_len``; the latter for each of several budgets on its own, so that between them one may stop short of it.
     """
 
     cost: Any
@@ -207,7 +207,7 @@ class Rules:
         """Whether what is allowed depends on the order of the picks and not only on their set."""
         return bool(self._adjacent or self._callables)
 
-    @cached_property
+    @property
     def plain(self) -> bool:
         """Only padding, forbidden candidates and length limits: what the compiled decoders handle."""
         return self.required is None and not (self._adjacent or self._budgets or self._callables)

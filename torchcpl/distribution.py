@@ -105,11 +105,9 @@ class ContextualPlackettLuce(Distribution):
                 f"value: expected a shape that broadcasts with batch_shape {tuple(self.batch_shape)}, "
                 f"got {tuple(value.shape)}"
             ) from None
-        batch = shape[len(shape) - len(self.batch_shape) :]
-        if batch != self.batch_shape and len(self.pot) != 1:
-            return self.expand(batch).log_prob(value)  # a batch dimension of 1 meets several values
-        size, rows = shape.numel() // max(len(self.pot), 1), len(self.pot)
-        orders = value.expand(*shape, -1).reshape(size, rows, value.shape[-1]).transpose(0, 1)  # (B, P, T)
+        rows = len(self.pot)
+        flat = (shape.numel() // max(rows, 1), rows, value.shape[-1])
+        orders = value.expand(*shape, -1).reshape(flat).transpose(0, 1)  # (B, P, T)
         scores = sequence_log_probs(self.pot, orders, self._rules)
         return scores.transpose(0, 1).reshape(shape)
 

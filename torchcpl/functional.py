@@ -69,17 +69,34 @@ def prefix_logits(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
     return logits.view(len(pot), order.shape[1], order.shape[2] + 1, pot.num_candidates + 1)
 
 
+def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bool = False) -> tuple[Tensor, Tensor]:
+    """After each prefix of ``order`` (B, P, T), log P of the next pick and of the stop, two (B, P, T+1).
+
+    With ``remaining`` it is not the next pick but the sum over all that are still to come. Zero where none is.
+    """
+    logits = prefix_logits(pot, order, rules)
+    steps = order.shape[2]
+    norm = logits.logsumexp(-1, keepdim=True)
+    if remaining:
+        place = torch.arange(steps, device=order.device)
+        passed = place < torch.arange(steps + 1, device=order.device).unsqueeze(-1)  # (T+1, T)
+        picks = order.unsqueeze(2).masked_fill(passed, -1)  # (B, P, T+1, T)
+    else:
+        picks = torch.nn.functional.pad(order, (0, 1), value=-1).unsqueeze(-1)  # (B, P, T+1, 1)
+    # What was picked stands at −inf: masked before summing, so that no 0·inf reaches the gradient.
+    log_probs = (logits.gather(-1, picks.clamp(min=0)) - norm).masked_fill(picks < 0, 0).sum(-1)
+    return log_probs, logits[..., -1] - norm.squeeze(-1)
+
+
 def sequence_log_probs(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
     """(B, P) log-probabilities of the sequences ``order`` (B, P, T)."""
-    logits = prefix_logits(pot, order, rules)
-    # What comes after each prefix: the next pick, the stop after the last one, then nothing.
-    steps = order.shape[2]
+    return joined(*prefix_log_probs(pot, order, rules), order)
+
+
+def joined(picks: Tensor, stop: Tensor, order: Tensor) -> Tensor:
+    """(B, P) the log-probability of each sequence from that of its picks and of stopping anywhere (B, P, T+1)."""
     length = (order >= 0).sum(-1, keepdim=True)
-    choice = torch.nn.functional.pad(order, (0, 1), value=-1)  # (B, P, T+1)
-    choice = choice.where(choice >= 0, pot.num_candidates)
-    chosen = logits.gather(-1, choice.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
-    counted = torch.arange(steps + 1, device=order.device) <= length
-    return chosen.masked_fill(~counted, 0).sum(-1)
+    return picks.sum(-1) + stop.gather(-1, length).squeeze(-1)
 
 
 def log_prob(

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from torchcpl.checks import check_choice, check_count, check_tensor
-from torchcpl.interactions import Contextual, Interaction, LowRank
+from torchcpl.interactions import Contextual, Coverage, Interaction, LowRank
 from torchcpl.potentials import Potentials
 
 ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU}
-KINDS = ("lowrank", "contextual")
+KINDS = ("lowrank", "contextual", "coverage")
 
 
 def mlp(dim: int, hidden: int, out: int, activation: str, dropout: float) -> nn.Sequential:
@@ -44,7 +44,8 @@ class CPLHead(nn.Module):
     Args:
         dim: width of the features.
         hidden: width of the MLPs, and of keys and values.
-        kind: ``lowrank``, the paper's W = K Vᵀ/√h, or ``contextual``, with a small network over the running context.
+        kind: ``lowrank``, the paper's W = K Vᵀ/√h, or ``contextual``, with a small network over the running context,
+            or ``coverage``, with a soft *or* over the picks that says what they have made redundant.
         live_stop: give the stop a key, so that stopping can depend on what was picked.
         activation: ``gelu | relu | silu``.
         dropout: inside the MLPs.
@@ -73,6 +74,10 @@ class CPLHead(nn.Module):
         self.stop_token = nn.Parameter(torch.randn(dim) * dim**-0.5)
         self.live_stop = live_stop
         self.context = ContextNetwork(hidden, activation, dropout) if kind == "contextual" else None
+        if kind == "coverage":
+            self.cover_keys = mlp(dim, hidden, hidden, activation, dropout)
+            self.cover_values = mlp(dim, hidden, hidden, activation, dropout)
+            self.cover_offset = nn.Parameter(torch.tensor(-2.0))  # nothing is covered much at first
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Potentials:
         """``features`` (B, N, dim), ``mask`` (B, N) True = real, to potentials."""
@@ -84,7 +89,10 @@ class CPLHead(nn.Module):
         keys, values = self.keys(features), self.values(features)  # (B, N, h)
         stop_key = self.keys(token).expand(batch, -1) if self.live_stop else None
         interaction: Interaction
-        if self.context is not None:
+        if self.kind == "coverage":
+            cover = self.cover_keys(features), self.cover_values(features)
+            interaction = Coverage(keys, values, *cover, self.cover_offset.to(keys.dtype).expand(batch), stop_key)
+        elif self.context is not None:
             interaction = Contextual(keys, values, self.context, stop_key)
         else:
             interaction = LowRank(keys, values, stop_key)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from torchcpl.checks import check_choice, check_count
 from torchcpl.constraints import History, Rules
-from torchcpl.functional import blame_nan, check_sequences, prefix_logits, sequence_log_probs, step_logits
+from torchcpl.functional import blame_nan, check_sequences, joined, step_logits
+from torchcpl.kernels import dispatch
 from torchcpl.potentials import Potentials, picked_mask
 
 EXACT_LIMIT = 12  # largest target whose 2^T contexts exact=True will build
@@ -22,7 +23,8 @@ def ordered_nll(pot: Potentials, order: Tensor, *, per_step: bool = False, reduc
     """
     check_choice("reduction", reduction, ("mean", "sum", "none"))
     check_sequences("order", order, pot, picks_real=True)
-    loss = -sequence_log_probs(pot, order.unsqueeze(1), Rules(pot)).squeeze(1)
+    orders = order.unsqueeze(1)
+    loss = -joined(*dispatch.prefix_log_probs(pot, orders, Rules(pot)), orders).squeeze(1)
     if per_step:
         loss = loss / ((order >= 0).sum(-1) + 1)
     return _reduce(loss, reduction, pot)
@@ -37,6 +39,7 @@ def subset_nll(
     *,
     subsets: int | None = None,
     exact: bool = False,
+    per_step: bool = True,
     reduction: str = "mean",
     generator: torch.Generator | None = None,
 ) -> Tensor:
@@ -53,11 +56,16 @@ def subset_nll(
     - with ``subsets=M``, M subsets drawn uniformly (the paper's main text; ``early_stop_weight`` 0);
     - with ``exact=True``, all 2^T subsets: the expectation of the former, for targets of at most 12.
 
-    A given ``early_stop_weight`` holds in all three. ``reduction`` over the rows is ``mean | sum | none``.
+    A given ``early_stop_weight`` holds in all three. The mean over prefixes, the paper's, gives the first pick of a
+    short target more weight than that of a long one; ``per_step=False`` sums over the prefixes instead, and with
+    ``early_stop_weight=0`` is then the expected −log P(order) over random orders, a likelihood. ``reduction`` over
+    the rows is ``mean | sum | none``.
     """
     check_choice("reduction", reduction, ("mean", "sum", "none"))
     check_count("permutations", permutations, 1)
     check_sequences("target", target, pot, picks_real=True)
+    if not per_step and (exact or subsets is not None):
+        raise ValueError("per_step: expected True with subsets or exact=True, whose contexts are not steps, got False")
     if exact and subsets is not None:
         raise ValueError(f"subsets: expected None with exact=True, which uses all of them, got {subsets!r}")
     by_prefix = not exact and subsets is None
@@ -66,6 +74,8 @@ def subset_nll(
     weights = (early_stop_weight, stop_weight)
     if by_prefix:
         loss = _permutation_loss(pot, target, shuffled(target, permutations, generator), weights)
+        if not per_step:
+            loss = loss * ((target >= 0).sum(-1) + 1)
     elif exact:
         if target.shape[1] > EXACT_LIMIT:
             raise ValueError(f"target: expected at most {EXACT_LIMIT} items with exact=True, got {target.shape[1]}")
@@ -90,17 +100,11 @@ def shuffled(target: Tensor, permutations: int, generator: torch.Generator | Non
 
 def _permutation_loss(pot: Potentials, target: Tensor, orders: Tensor, weights: tuple[float, float]) -> Tensor:
     """(B,) the mean over the prefixes of ``orders`` (B, P, T)."""
-    steps = orders.shape[2]
-    logits = prefix_logits(pot, orders, Rules(pot))  # (B, P, T+1, N+1)
-    place = torch.arange(steps, device=target.device)
-    prefix = torch.arange(steps + 1, device=target.device)
-    size = (target >= 0).sum(-1)  # (B,)
-    # Items picked later than a prefix are what remains after it.
-    remaining = (place >= prefix.unsqueeze(-1)) & (place < size.view(-1, 1, 1))  # (B, T+1, T)
-    index = orders.clamp(min=0).unsqueeze(2).expand(-1, -1, steps + 1, -1)
-    terms = _context_terms(logits, index, remaining.unsqueeze(1), weights)  # (B, P, T+1)
-    counted = (prefix <= size.unsqueeze(-1)).unsqueeze(1)
-    return terms.masked_fill(~counted, 0).sum(-1).mean(1) / (size + 1)
+    picks, stop = dispatch.prefix_log_probs(pot, orders, Rules(pot), remaining=True)  # (B, P, T+1)
+    size = (target >= 0).sum(-1, keepdim=True)  # (B, 1)
+    left = (size - torch.arange(picks.shape[2], device=target.device)).unsqueeze(1)  # (B, 1, T+1); < 0 after the end
+    terms = _context_terms(picks, stop, left, weights)
+    return terms.masked_fill(left < 0, 0).sum(-1).mean(1) / (size.squeeze(-1) + 1)
 
 
 def _subset_loss(pot: Potentials, target: Tensor, picked: Tensor, weights: tuple[float, float]) -> Tensor:
@@ -108,23 +112,21 @@ def _subset_loss(pot: Potentials, target: Tensor, picked: Tensor, weights: tuple
     picks = target.unsqueeze(1).masked_fill(~picked, -1)  # (B, M, T)
     history = History(picked_mask(picks, pot.num_candidates), picks[..., :0].sum(-1) - 1, (picks >= 0).sum(-1))
     logits = step_logits(pot, pot.interaction.after(picks), history, Rules(pot))  # (B, M, N+1)
+    norm = logits.logsumexp(-1, keepdim=True)
     remaining = ~picked & (target >= 0).unsqueeze(1)
     index = target.clamp(min=0).unsqueeze(1).expand(picks.shape)
-    return _context_terms(logits, index, remaining, weights).mean(1)
+    # What was picked stands at −inf: masked before summing, so that no 0·inf reaches the gradient.
+    log_probs = (logits.gather(-1, index) - norm).masked_fill(~remaining, 0).sum(-1)
+    return _context_terms(log_probs, logits[..., -1] - norm.squeeze(-1), remaining.sum(-1), weights).mean(1)
 
 
-def _context_terms(logits: Tensor, index: Tensor, remaining: Tensor, weights: tuple[float, float]) -> Tensor:
-    """The contribution of each context: logits (..., N+1), target items ``index`` (..., T), which of them remain."""
+def _context_terms(picks: Tensor, stop: Tensor, left: Tensor, weights: tuple[float, float]) -> Tensor:
+    """What each context contributes: log P of the items that are left in its target, summed, of the stop; how many."""
     early_stop_weight, stop_weight = weights
-    norm = logits.logsumexp(-1)
-    # Picked items stand at −inf: mask before summing, so that no 0·inf reaches the gradient.
-    wanted = logits.gather(-1, index).masked_fill(~remaining, 0).sum(-1) if index.shape[-1] else norm * 0
-    left = remaining.sum(-1)
-    log_stop = logits[..., -1] - norm
-    going_on = norm - wanted / left.clamp(min=1)
+    going_on = -picks / left.clamp(min=1)
     if early_stop_weight != 0:
-        going_on = going_on + early_stop_weight * log_stop.exp()
-    return torch.where(left > 0, going_on, -stop_weight * log_stop)
+        going_on = going_on + early_stop_weight * stop.exp()
+    return torch.where(left > 0, going_on, -stop_weight * stop)
 
 
 def _reduce(loss: Tensor, reduction: str, pot: Potentials) -> Tensor:

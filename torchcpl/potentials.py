@@ -31,16 +31,18 @@ T = TypeVar("T")
 def register_pytree(cls: type[T]) -> type[T]:
     """Let ``torch.export``, ``torch.func`` and tree_map see through a dataclass.
 
-    Unflattening skips ``__init__``: its leaves may be stand-ins that no check would accept.
+    Unflattening skips ``__init__``: its leaves may be stand-ins that no check would accept. Fields whose metadata say
+    ``static`` (a network) belong to the structure, for a graph cannot return them.
     """
-    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    names = [f.name for f in fields(cls) if not f.metadata.get("static")]  # type: ignore[arg-type]
+    static = [f.name for f in fields(cls) if f.metadata.get("static")]  # type: ignore[arg-type]
 
     def flatten(value: Any) -> tuple[list[Any], Any]:
-        return [getattr(value, name) for name in names], None
+        return [getattr(value, name) for name in names], [getattr(value, name) for name in static]
 
-    def unflatten(leaves: Any, _: Any) -> Any:
+    def unflatten(leaves: Any, fixed: Any) -> Any:
         value = object.__new__(cls)
-        for name, leaf in zip(names, leaves, strict=True):
+        for name, leaf in zip(names + static, [*leaves, *fixed], strict=True):
             object.__setattr__(value, name, leaf)
         return value
 
@@ -70,16 +72,16 @@ class Potentials:
             everyone = torch.ones(batch, candidates, dtype=torch.bool, device=self.unary.device)
             object.__setattr__(self, "mask", everyone)
         check_tensor("mask", self.mask, (batch, candidates), "bool", like=self.unary)
-        shape = getattr(self.interaction, "shape", None)
-        if shape is None:
+        if not hasattr(self.interaction, "prefixes"):  # a tensor has a shape too
             raise ValueError(
                 "interaction: expected an Interaction such as Dense(W) or LowRank(keys, values), "
                 f"got {type(self.interaction).__name__}"
             )
-        if tuple(shape) != (batch, candidates):
+        shape = tuple(self.interaction.shape)
+        if shape != (batch, candidates):
             raise ValueError(
                 f"interaction: expected one for (B, N) = ({batch}, {candidates}) as unary has, "
-                f"got one for {tuple(shape)}"
+                f"got one for {shape}"
             )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from torchcpl.constraints import Constraint, Rules
 from torchcpl.decoding.rollout import first_of, rollout, samples_first
-from torchcpl.kernels import greedy_numpy
+from torchcpl.kernels import dispatch
 from torchcpl.potentials import Potentials, Selection
 
 
@@ -20,13 +21,33 @@ def greedy(
     *,
     min_len: int = 0,
     stop_bias: float | Tensor = 0.0,
+    stop_threshold: float | None = None,
     constraints: Sequence[Constraint] = (),
 ) -> Selection:
     """Pick the likeliest choice until the stop wins; of equals, the lowest index.
 
+    Among many equally good candidates each is unlikely, and a stop of modest probability beats every one of them. With
+    ``stop_threshold`` the stop is weighed against all of them together instead: it is chosen once its probability
+    reaches the threshold, and else the likeliest candidate.
+
     Returns ``indices`` (B, T) with T = min(max_len, N), ``lengths`` (B,) and ``log_prob`` (B,).
     """
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
-    if greedy_numpy.applies(pot, rules):
-        return greedy_numpy.greedy(pot, rules)
-    return first_of(samples_first(rollout(pot, rules, 1, lambda log_probs: log_probs.argmax(-1))))
+    if stop_threshold is not None and not 0 < stop_threshold <= 1:
+        raise ValueError(f"stop_threshold: expected a probability in (0, 1], got {stop_threshold!r}")
+    found = dispatch.greedy(pot, rules, stop_threshold)
+    if found is not None:
+        return found
+    if stop_threshold is None:
+        return first_of(samples_first(rollout(pot, rules, 1, lambda log_probs: log_probs.argmax(-1))))
+    least = math.log(stop_threshold)
+
+    def choose(log_probs: Tensor) -> Tensor:
+        stop = log_probs[..., -1]
+        best = log_probs.masked_fill(
+            torch.arange(log_probs.shape[-1], device=stop.device) == pot.num_candidates, -torch.inf
+        )
+        going_on = best.amax(-1) > -torch.inf
+        return torch.where((stop < least) & going_on, best.argmax(-1), pot.num_candidates)
+
+    return first_of(samples_first(rollout(pot, rules, 1, choose)))

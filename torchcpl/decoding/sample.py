@@ -11,6 +11,7 @@ from torch import Tensor
 from torchcpl.checks import check_count
 from torchcpl.constraints import Constraint, Rules
 from torchcpl.decoding.rollout import first_of, rollout, samples_first
+from torchcpl.kernels import dispatch
 from torchcpl.potentials import Potentials, Selection
 
 
@@ -58,6 +59,10 @@ def draw(
         check_count("top_k", top_k, 1)
     if top_p is not None and not (isinstance(top_p, int | float) and 0 < top_p <= 1):
         raise ValueError(f"top_p: expected a number in (0, 1], got {top_p!r}")
+
+    found = dispatch.decode(pot, rules, num_samples, temperature, generator, cut=top_k is not None or top_p is not None)
+    if found is not None:
+        return samples_first(found)
 
     def choose(log_probs: Tensor) -> Tensor:
         sharpened = sharpen(log_probs, temperature, top_k, top_p)

@@ -2,7 +2,8 @@
 
 from torchcpl.interactions.base import Additive, Interaction
 from torchcpl.interactions.contextual import Contextual
+from torchcpl.interactions.coverage import Coverage
 from torchcpl.interactions.dense import Dense
 from torchcpl.interactions.lowrank import LowRank
 
-__all__ = ["Additive", "Contextual", "Dense", "Interaction", "LowRank"]
+__all__ = ["Additive", "Contextual", "Coverage", "Dense", "Interaction", "LowRank"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -24,7 +24,7 @@ class Contextual(Additive):
 
     keys: Tensor  # (B, N, h)
     values: Tensor  # (B, N, h)
-    network: Callable[[Tensor, Tensor], Tensor]
+    network: Callable[[Tensor, Tensor], Tensor] = field(metadata={"static": True})
     stop_key: Tensor | None = None  # (B, h)
 
     def __post_init__(self) -> None:

@@ -1,15 +1,17 @@
 """Greedy decoding on the CPU, in NumPy.
 
 A step works on N numbers, microseconds of arithmetic, so the overhead of the calls is what counts, and that the
-parameters stay in cache from step to step. Two things follow. The normalisers, which choosing does not need, are
-left until many steps' scores can be summed up in one go. And a batch is decoded in chunks of rows whose keys fit
-into the cache together, a single row without any batch dimension at all.
+parameters stay in cache from step to step. So the normalisers, which choosing does not need, are left until many
+steps' scores can be summed up in one go; factors are decoded row by row, as one row's keys stay in cache; and a
+batch of dense W, of which a step reads one column that no cache has seen, is shared out among threads that wait for
+memory side by side and never for each other.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,23 +21,23 @@ from torch import Tensor
 
 from torchcpl.constraints import Rules
 from torchcpl.functional import blame_nan
-from torchcpl.interactions import Dense, LowRank
+from torchcpl.interactions import Dense, Interaction, LowRank
 from torchcpl.potentials import Potentials, Selection
 
 Array = NDArray[Any]
-KEPT = 2**20  # scores kept for their normalisers at a time
-CACHE = 2**22  # numbers that stay in cache
+KEPT = 2**18  # scores kept for their normalisers at a time
+GRAIN = 2**15  # numbers up to which torch works in one thread
 
 
 def applies(pot: Potentials, rules: Rules) -> bool:
-    """On the CPU, in float32 or float64, with nothing but masks and length limits."""
+    """On the CPU, all in float32 or all in float64, with nothing but masks and length limits."""
     interaction = pot.interaction
     return (
         pot.unary.device.type == "cpu"
         and pot.unary.dtype in (torch.float32, torch.float64)
         and rules.plain
         and isinstance(interaction, Dense | LowRank)
-        and (interaction.W if isinstance(interaction, Dense) else interaction.keys).dtype == pot.unary.dtype
+        and all(part is None or part.dtype == pot.unary.dtype for part in vars(interaction).values())
         and not torch.compiler.is_compiling()
     )
 
@@ -44,37 +46,53 @@ def greedy(pot: Potentials, rules: Rules) -> Selection:
     """The twin of ``rollout`` with argmax."""
     batch, n = pot.unary.shape
     interaction = pot.interaction
-    assert isinstance(interaction, Dense | LowRank)
     # Candidates and the stop in one line, (B, N+1), so that one argmax settles a step.
     stop = (pot.stop + rules.stop_bias).to(pot.unary.dtype)
     scores = torch.cat([pot.unary.masked_fill(~rules.available, -torch.inf), stop.unsqueeze(-1)], 1).detach()
-    indices = torch.full((batch, rules.max_len), -1, dtype=torch.long)
-    log_prob = torch.zeros(batch, dtype=scores.dtype)
-    chunk = max(1, batch)
-    if isinstance(interaction, LowRank):
-        chunk = max(1, CACHE // max(1, n * interaction.keys.shape[2]))
-    for start in range(0, batch, chunk):
-        rows = slice(start, start + chunk)
-        part = scores[rows]
-        decode = _decode_row if len(part) == 1 else _decode_batch
-        decode(interaction.rows(rows), part, rules, indices[rows].numpy(), log_prob[rows].numpy())
-    return Selection(indices, (indices >= 0).sum(-1), blame_nan(log_prob, pot), n)
+    lines = scores.numpy()
+    indices = np.full((batch, rules.max_len), -1, dtype=np.int64)
+    log_prob = np.zeros(batch, dtype=lines.dtype)
+
+    def decode(start: int, end: int) -> None:
+        with np.errstate(invalid="ignore"):  # NaN and inf come out as NaN, as they do of torch
+            if isinstance(interaction, Dense) and end - start > 1:
+                part = interaction.rows(slice(start, end))
+                log_prob[start:end] = _decode_batch(part, scores[start:end], rules, indices[start:end])
+            else:
+                for row in range(start, end):
+                    add = _row_update(interaction, row, lines[row])
+                    log_prob[row] = _decode_row(lines[row], add, rules, indices[row])
+
+    if isinstance(interaction, Dense) and batch > 1:
+        # One chunk a thread, each small enough that torch does not split it again.
+        workers = torch.get_num_threads()
+        chunk = max(1, min(-(-batch // workers), GRAIN // max(1, n)))
+        starts = range(0, batch, chunk)
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(decode, starts, (min(start + chunk, batch) for start in starts)))
+    else:
+        decode(0, batch)
+    found = torch.from_numpy(indices)
+    return Selection(found, (found >= 0).sum(-1), blame_nan(torch.from_numpy(log_prob), pot), n)
 
 
 class Normalisers:
     """Scores of many steps, waiting to be summed up: Σ_t log Σ_j exp(score_t[j] − chosen_t), −log P, for every row.
 
-    Relative to what was chosen: at large scores a normaliser alone would have lost the digits that count.
+    Relative to what was chosen, the largest: nothing overflows, and at large scores no digit that counts is lost.
     """
 
     def __init__(self, like: Array, steps: int) -> None:
-        self.kept = np.empty((max(1, min(steps, KEPT // max(1, like.size))), *like.shape), dtype=like.dtype)
+        count = max(1, min(steps, KEPT // max(1, like.size)))
+        self.kept = np.empty((count, *like.shape), dtype=like.dtype)
+        self.chosen = np.empty((count, *like.shape[:-1], 1), dtype=like.dtype)
         self.fill = 0
         self.total: Any = 0.0
 
     def keep(self, scores: Array, chosen: Any, stop_allowed: bool, live: Any = True) -> None:
         row = self.kept[self.fill]
-        np.subtract(scores, chosen, out=row)
+        row[...] = scores
+        self.chosen[self.fill] = chosen
         if not stop_allowed:
             row[..., -1] = -np.inf
         if live is not True:  # rows that have stopped contribute log exp 0 = 0
@@ -85,33 +103,37 @@ class Normalisers:
             self.flush()
 
     def flush(self) -> Any:
-        kept = torch.from_numpy(self.kept[: self.fill])
-        self.total = self.total + kept.logsumexp(-1).sum(0, dtype=torch.float64).numpy()
-        self.fill = 0
+        if self.fill:
+            kept = self.kept[: self.fill]
+            np.subtract(kept, self.chosen[: self.fill], out=kept)
+            np.exp(kept, out=kept)
+            self.total = self.total + np.log(kept.sum(-1, dtype=np.float64)).sum(0)
+            self.fill = 0
         return self.total
 
 
-def _decode_row(interaction: Dense | LowRank, part: Tensor, rules: Rules, indices: Array, log_prob: Array) -> None:
-    add = _row_update(interaction, part)
-    scores = part[0].numpy()
+def _decode_row(scores: Array, add: Callable[[int], None], rules: Rules, indices: Array) -> float:
+    """Decode one row in place, ``scores`` (N+1,) with the stop last; returns its log-probability."""
     n = len(scores) - 1
+    candidates = scores[:n]
     normalisers = Normalisers(scores, rules.max_len)
     for step in range(rules.max_len):
         may_stop = step >= rules.min_len
-        choice = int((scores if may_stop else scores[:n]).argmax())
+        choice = int((scores if may_stop else candidates).argmax())
         chosen = scores[choice]
         if chosen == -np.inf:  # nothing is left: the stop is certain
             break
         normalisers.keep(scores, chosen, may_stop)
         if choice == n:
             break
-        indices[0, step] = choice
+        indices[step] = choice
         add(choice)
         scores[choice] = -np.inf
-    log_prob[0] = -normalisers.flush()
+    return -float(normalisers.flush())
 
 
-def _decode_batch(interaction: Dense | LowRank, part: Tensor, rules: Rules, indices: Array, log_prob: Array) -> None:
+def _decode_batch(interaction: Dense, part: Tensor, rules: Rules, indices: Array) -> Array:
+    """Decode rows side by side, ``part`` (B, N+1) in place; returns their log-probabilities (B,)."""
     add = _batch_update(interaction, part)
     scores = part.numpy()
     n = scores.shape[1] - 1
@@ -133,25 +155,26 @@ def _decode_batch(interaction: Dense | LowRank, part: Tensor, rules: Rules, indi
         choice[~live] = 0  # what a stopped row adds is never read
         add(choice)
         scores[rows, choice] = -np.inf
-    log_prob[:] = -normalisers.flush()
+    log_prob: Array = np.negative(normalisers.flush())
+    return log_prob
 
 
-def _row_update(interaction: Dense | LowRank, part: Tensor) -> Callable[[int], None]:
-    """Add what a pick of the one row in ``part`` (1, N+1) adds to its scores."""
-    scores = part[0].numpy()
+def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[int], None]:
+    """Add what a pick adds to the scores (N+1,) of one row."""
     candidates, n = scores[:-1], len(scores) - 1
     if isinstance(interaction, Dense):
-        W = interaction.W[0].detach().numpy()
-        stop = None if interaction.stop_row is None else interaction.stop_row[0].detach().numpy()
+        columns = interaction.W[row].detach().numpy().T
+        stop = None if interaction.stop_row is None else interaction.stop_row[row].detach().numpy()
 
         def add(pick: int) -> None:
-            np.add(candidates, W[:, pick], out=candidates)
+            np.add(candidates, columns[pick], out=candidates)
             if stop is not None:
                 scores[n] += stop[pick]
 
         return add
-    keys, values = interaction.keys[0].detach().numpy(), interaction.values[0].detach().numpy()
-    stop_key = None if interaction.stop_key is None else interaction.stop_key[0].detach().numpy()
+    assert isinstance(interaction, LowRank)
+    keys, values = interaction.keys[row].detach().numpy(), interaction.values[row].detach().numpy()
+    stop_key = None if interaction.stop_key is None else interaction.stop_key[row].detach().numpy()
     scale = 1 / math.sqrt(max(keys.shape[1], 1))
     product = np.empty_like(candidates)
 
@@ -165,32 +188,18 @@ def _row_update(interaction: Dense | LowRank, part: Tensor) -> Callable[[int], N
     return add_product
 
 
-def _batch_update(interaction: Dense | LowRank, part: Tensor) -> Callable[[Array], None]:
-    """Add what the picks (B,) add to the scores ``part`` (B, N+1), on all cores."""
+def _batch_update(interaction: Dense, part: Tensor) -> Callable[[Array], None]:
+    """Add what the picks (B,) add to the scores ``part`` (B, N+1)."""
     batch, n = interaction.shape
+    W, stop_row = interaction.W.detach(), interaction.stop_row
     candidates = part[:, :n]
-    if isinstance(interaction, Dense):
-        W, stop_row = interaction.W.detach(), interaction.stop_row
-        column = W.new_empty(batch, n, 1)
+    column = W.new_empty(batch, n, 1)
 
-        def add(picks: Array) -> None:
-            index = torch.from_numpy(picks).view(batch, 1, 1)
-            torch.gather(W, 2, index.expand(batch, n, 1), out=column)
-            candidates.add_(column.squeeze(-1))
-            if stop_row is not None:
-                part[:, n] += stop_row.detach().gather(1, index.view(batch, 1)).squeeze(1)
+    def add(picks: Array) -> None:
+        index = torch.from_numpy(picks).view(batch, 1, 1)
+        torch.gather(W, 2, index.expand(batch, n, 1), out=column)
+        candidates.add_(column.squeeze(-1))
+        if stop_row is not None:
+            part[:, n] += stop_row.detach().gather(1, index.view(batch, 1)).squeeze(1)
 
-        return add
-    keys, values, stop_key = interaction.keys.detach(), interaction.values.detach(), interaction.stop_key
-    scale = 1 / math.sqrt(max(keys.shape[2], 1))
-    rows = torch.arange(batch)
-    product = keys.new_empty(batch, n, 1)
-
-    def add_product(picks: Array) -> None:
-        value = values[rows, torch.from_numpy(picks)].unsqueeze(-1) * scale  # (B, h, 1)
-        torch.bmm(keys, value, out=product)
-        candidates.add_(product.squeeze(-1))
-        if stop_key is not None:
-            part[:, n] += torch.bmm(stop_key.detach().unsqueeze(1), value).view(batch)
-
-    return add_product
+    return add

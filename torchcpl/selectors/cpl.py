@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from torchcpl.checks import check_choice
 from torchcpl.decoding import greedy
 from torchcpl.losses import ordered_nll, subset_nll
 from torchcpl.potentials import Potentials, Selection
 from torchcpl.selectors.base import Method
 
+STOP_RULES = ("argmax", "mass")
+
 
 class CPL(Method):
     """Any head that gives potentials, trained on ordered or unordered targets and decoded greedily.
 
-    The knob is a bias on the stop's logit.
+    The knob is a bias on the stop's logit or, with ``stop_rule="mass"``, the probability at which the stop is chosen.
     """
-
-    knob = 0.0
-    knobs = tuple(round(-2.0 + 0.25 * i, 2) for i in range(17))
 
     def __init__(
         self,
@@ -27,8 +27,15 @@ class CPL(Method):
         permutations: int = 10,
         early_stop_weight: float = 5.0,
         stop_weight: float = 1.0,
+        stop_rule: str = "argmax",
     ) -> None:
         super().__init__()
+        check_choice("stop_rule", stop_rule, STOP_RULES)
+        self.stop_rule = stop_rule
+        if stop_rule == "argmax":
+            self.knob, self.knobs = 0.0, tuple(round(-3.0 + 0.25 * i, 2) for i in range(21))
+        else:
+            self.knob, self.knobs = 0.5, tuple(round(0.05 * i, 2) for i in range(1, 20))
         self.head = head
         self.ordered = ordered
         self.permutations = permutations
@@ -47,4 +54,7 @@ class CPL(Method):
 
     def select(self, features: Tensor, mask: Tensor, max_len: int, knob: float | None = None) -> Selection:
         pot = self.potentials(features, mask)
-        return greedy(pot, max_len, stop_bias=self.knob if knob is None else knob)
+        knob = self.knob if knob is None else knob
+        if self.stop_rule == "argmax":
+            return greedy(pot, max_len, stop_bias=knob)
+        return greedy(pot, max_len, stop_threshold=knob)

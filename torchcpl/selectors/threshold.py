@@ -14,7 +14,7 @@ from torchcpl.selectors.base import Method
 class Threshold(Method):
     """A score for each candidate, trained by binary cross-entropy; those above the threshold (the knob) are picked.
 
-    ``pos_weight`` "auto" weighs positives by the batch's ratio of negatives to positives; a number is used as it is.
+    Positives weigh ``pos_weight``, by default the batch's ratio of negatives to positives.
     """
 
     knob = 0.5

@@ -1,0 +1,37 @@
+# Everything happens in .venv, made on first use. PYTHON chooses the interpreter (3.10 to 3.13).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help install test lint demo bench clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP) ## make .venv with the package, its extras and the pinned versions we test
+
+# Torch first and pinned: an open range would fetch gigabytes of CUDA packages.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch numpy hatchling editables
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $(STAMP)
+
+lint: $(STAMP) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint ## all checks and tests
+	$(BIN)/python -m pytest
+
+demo: $(STAMP) ## train and compare all methods on real digits, print the table, write the report
+	$(BIN)/torchcpl demo
+
+bench: $(STAMP) ## speed of the core on this CPU
+	$(BIN)/python -m bench.core --out results/core-cpu.json
+
+clean: ## remove .venv, caches and runs
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,314 @@
+"""The command line: verbs and options to calls, errors to one line. What a verb does is the task's own business."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, cast
+
+from torchcpl import __version__
+from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml
+from torchcpl.results import extra, load_checkpoint
+from torchcpl.tables import Column, Table
+from torchcpl.tasks.runs import complete, plan, read_recipe, recipes
+from torchcpl.train import NonFiniteLoss, Task, fit
+
+TASKS = {"subsets": "torchcpl.tasks.subsets.commands"}
+
+
+class Commands(Protocol):
+    """What the module of a task in `TASKS` holds."""
+
+    CONFIG: type[TrainConfig]  # with a field `method`
+    METHODS: tuple[str, ...]  # in the order of the table
+    COLUMNS: tuple[Column, ...]  # of the table
+    RULES: dict[str, str]  # how a checkpoint may be chosen; empty where there is one way
+    PACKAGE: Path  # where the folder of recipes is
+    SUMMARY: str
+
+    def make_task(self, config: Any) -> Task: ...
+
+    def evaluate(self, path: Path) -> Table: ...
+
+    def table(self, paths: Sequence[Path], rules: Sequence[str]) -> Table: ...
+
+    def bench(
+        self, paths: Sequence[Path], configs: Sequence[Any], *, batches: Sequence[int], repeats: int, examples: int,
+        precision: str,
+    ) -> Table: ...  # fmt: skip
+
+    def report(self, paths: Sequence[Path], out: Path) -> Path: ...
+
+    def demo(self, out: Path, say: Callable[[str], None]) -> tuple[Table, Path]: ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status is 0, 2 after an error, 130 after Ctrl-C."""
+    options = _parser().parse_args(argv)
+    try:
+        options.verb(options)
+    except KeyboardInterrupt as stop:
+        _complain(f"stopped{f': {stop}' if str(stop) else ''}")
+        return 130
+    except (ValueError, NonFiniteLoss, ImportError, OSError) as error:
+        if options.debug:
+            traceback.print_exc()
+        _complain(f"error: {error}")
+        return 2
+    return 0
+
+
+def train(options: argparse.Namespace) -> None:
+    commands = _commands(options.task)
+    named = Path(options.run) if options.run else None
+    config = _config(commands, options, named if options.resume else None)
+    run = named or Path("runs") / f"{options.task}-{config.method}-s{config.seed}"  # type: ignore[attr-defined]
+    state = fit(commands.make_task(config), run, resume=options.resume)
+    best = state["best"]
+    _say(
+        f"[bold]{run}[/]: {state['metric']} {best['value']:.4f} at epoch {best['epoch']} of {config.epochs}, "
+        f"{state['seconds']:.0f} s\nNext: torchcpl evaluate {run}"
+    )
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    kind = load_checkpoint(options.run).state["config"]
+    for task in TASKS:
+        if _commands(task).CONFIG.__name__ == kind:
+            _show(_commands(task).evaluate(options.run), options.run / "evaluation.json", options)
+            return
+    raise ValueError(f"{options.run} was trained with {kind}: expected a run of {', '.join(TASKS)}")
+
+
+def table(options: argparse.Namespace) -> None:
+    commands = _commands(options.task)
+    runs: list[Path] = options.runs
+    if runs:
+        _refuse_settings(commands, options)
+    if len(runs) == 1 and runs[0].suffix == ".json":
+        _show(Table.read(runs[0], commands.COLUMNS), None, options)
+        return
+    out = options.out or (Path("runs") / f"{options.task}-table.json")
+    if not runs:
+        folder = options.folder or Path("runs") / f"{options.task}-{options.recipe or 'table'}"
+        runs = _planned(commands, options, folder)
+        out = options.out or folder / "table.json"
+    _show(commands.table(runs, options.rule or tuple(commands.RULES)), out, options)
+
+
+def bench(options: argparse.Namespace) -> None:
+    commands = _commands(options.task)
+    configs = []
+    if options.runs:
+        _refuse_settings(commands, options)
+    else:
+        base = _config(commands, options)
+        configs = list(plan(base, options.methods or commands.METHODS, [base.seed], ".").values())
+    results = commands.bench(
+        options.runs, configs, batches=options.batches, repeats=options.repeats, examples=options.examples,
+        precision=options.arithmetic,
+    )  # fmt: skip
+    _show(results, options.out or Path("runs") / f"{options.task}-bench.json", options)
+
+
+def report(options: argparse.Namespace) -> None:
+    page = _commands(options.task).report(options.runs, options.out)
+    _say(f"Report: [bold]{page}[/], figures in {page.parent / 'figures'}")
+
+
+def demo(options: argparse.Namespace) -> None:
+    results, page = _commands(options.task).demo(options.out, _say)
+    _show(results, None, options)
+    _say(f"Table:  [bold]{options.out / 'table.json'}[/]\nReport: [bold]{page}[/]  (open it in a browser)")
+
+
+# ---------------------------------------------------------------------------------------------- options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="torchcpl",
+        description="Contextual Plackett–Luce: train, evaluate and compare selection models.",
+        epilog="examples:\n"
+        "  torchcpl demo                                  everything, in a few minutes on a CPU\n"
+        "  torchcpl train subsets --method cpl            train one model\n"
+        "  torchcpl evaluate runs/subsets-cpl-s0          what it reached\n"
+        "  torchcpl table subsets --train --seeds 0 1 2   all methods, trained where missing\n\n"
+        "torchcpl VERB --help and torchcpl VERB TASK --help say more.",
+    )
+    parser.add_argument("--version", action="version", version=f"torchcpl {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+    for name, commands, sub in _verb(verbs, "train", train, "train a model, in a folder of its own"):
+        sub.epilog = (
+            f"examples:\n  torchcpl train {name} --method {commands.METHODS[-1]} --epochs 20 --lr 1e-3\n"
+            f"  torchcpl train {name} --recipe {next(iter(recipes(commands.PACKAGE)))} --run runs/mine\n"
+            f"  torchcpl train {name} --run runs/mine --resume    go on after Ctrl-C or a crash"
+        )
+        sub.add_argument("--run", help=f"folder of the run (default: runs/{name}-METHOD-sSEED)")
+        sub.add_argument("--resume", action="store_true", help="go on with the run if it was begun")
+        _add_config(sub, commands)
+
+    said = "Evaluate a run's best checkpoint on the reported data; writes RUN/evaluation.json."
+    sub = verbs.add_parser("evaluate", help="what a run reached", description=said)
+    sub.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
+    _finish(sub, evaluate)
+
+    for name, commands, sub in _verb(verbs, "table", table, "compare all methods"):
+        sub.epilog = (
+            f"examples:\n  torchcpl table {name} runs/a runs/b runs/c --out results/table.json\n"
+            f"  torchcpl table {name} --train --recipe {next(iter(recipes(commands.PACKAGE)))} --seeds 0 1 2\n"
+            f"  torchcpl table {name} results/table.json --markdown    a table again, without computing"
+        )
+        sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="finished runs; or one JSON file of a table")
+        sub.add_argument("--train", action="store_true", help="without RUN: train what is missing")
+        sub.add_argument("--methods", nargs="+", choices=commands.METHODS, help="without RUN (default: all)")
+        sub.add_argument("--seeds", nargs="+", type=int, default=[0], help="without RUN (default: 0)")
+        said = f"without RUN: where the runs are or go (default: runs/{name}-RECIPE)"
+        sub.add_argument("--runs", dest="folder", type=Path, metavar="DIR", help=said)
+        if commands.RULES:
+            said = "on what the checkpoint is chosen (default: all that the runs allow)"
+            sub.add_argument("--rule", nargs="+", choices=tuple(commands.RULES), help=said)
+        _add_output(sub)
+        _add_config(sub, commands)
+
+    for name, commands, sub in _verb(verbs, "bench", bench, "time predictions"):
+        sub.epilog = (
+            f"examples:\n  torchcpl bench {name} runs/{name}-cpl-s0 --batches 1 64\n"
+            f"  torchcpl bench {name} --methods {' '.join(commands.METHODS[-2:])}    untrained models"
+        )
+        sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="runs to time (default: untrained models)")
+        sub.add_argument("--methods", nargs="+", choices=commands.METHODS, help="without RUN (default: all)")
+        sub.add_argument("--batches", nargs="+", type=int, default=[1, 256], help="batch sizes (default: 1 256)")
+        sub.add_argument("--repeats", type=int, default=10, help="rounds behind mean ± std (default: 10)")
+        sub.add_argument("--examples", type=int, default=100, help="predictions a round at batch 1 (default: 100)")
+        said = "of the predictions (default: 32-true)"
+        sub.add_argument("--arithmetic", choices=("32-true", "bf16-mixed"), default="32-true", help=said)
+        _add_output(sub)
+        _add_config(sub, commands)
+
+    for name, _, sub in _verb(verbs, "report", report, "figures and an HTML page of some runs"):
+        sub.epilog = f"example:\n  torchcpl report {name} runs/{name}-cpl-s0 runs/{name}-pointer-s0 --out runs/report"
+        sub.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+        sub.add_argument("--out", type=Path, default=Path("runs/report"), help="folder (default: runs/report)")
+
+    said = "Train all methods on small embedded data, compare them, write a table and a report."
+    sub = verbs.add_parser("demo", help="train and compare all methods in a few minutes", description=said)
+    sub.add_argument("task", nargs="?", choices=tuple(TASKS), default="subsets", help="default: subsets")
+    sub.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder (default: runs/demo)")
+    _finish(sub, demo)
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Keeps the lines of the examples, takes no abbreviations, and points at --help."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"torchcpl: error: {message}\nSee: {self.prog} --help\n")
+
+
+def _verb(verbs: Any, verb: str, run: Callable[[argparse.Namespace], None], help: str) -> Any:
+    """A verb with a sub-command a task: its name, its commands, its parser."""
+    parser = verbs.add_parser(verb, help=help, description=help[0].upper() + help[1:] + ".")
+    tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True, dest="task")
+    for name in TASKS:
+        commands = _commands(name)
+        said = f"{help[0].upper() + help[1:]}. Task: {commands.SUMMARY}."
+        sub = tasks.add_parser(name, help=commands.SUMMARY, description=said)
+        yield name, commands, sub
+        _finish(sub, run)
+        if any(hasattr(action, "dest") and action.dest == "recipe" for action in sub._actions):
+            # The dozens of options below would bury the few that matter here.
+            sub.usage = f"{sub.prog} {'[RUN …] ' if verb != 'train' else ''}[--recipe NAME | --config FILE] [option …]"
+
+
+def _finish(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], None]) -> None:
+    parser.add_argument("--debug", action="store_true", help="show where an error came from")
+    parser.set_defaults(verb=run)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write (default: in runs/)")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+
+
+def _add_config(parser: argparse.ArgumentParser, commands: Commands) -> None:
+    group = parser.add_argument_group("what is trained", "later ones win: --recipe or --config, then the options")
+    base = group.add_mutually_exclusive_group()
+    base.add_argument("--recipe", choices=tuple(recipes(commands.PACKAGE)), help="settings that come with torchcpl")
+    base.add_argument("--config", type=Path, metavar="FILE", help="settings in a TOML file")
+    add_arguments(group, commands.CONFIG)
+
+
+def _config(commands: Commands, options: argparse.Namespace, begun: Path | None = None) -> TrainConfig:
+    """The configuration asked for; of a run that was ``begun``, its own where no other is named."""
+    base = None
+    if options.recipe:
+        base = read_recipe(commands.CONFIG, commands.PACKAGE, options.recipe)
+    elif options.config:
+        base = from_toml(commands.CONFIG, options.config)
+    elif begun and (begun / "config.toml").exists():
+        base = from_toml(commands.CONFIG, begun / "config.toml")
+    return from_args(commands.CONFIG, options, base)
+
+
+def _refuse_settings(commands: Commands, options: argparse.Namespace) -> None:
+    """Runs that are named bring their settings with them."""
+    names = ["recipe", "config", "methods", "train", "folder", *(f.name for f in fields(commands.CONFIG))]
+    given = [name for name in names if getattr(options, name, None)]
+    if given:
+        option = {"folder": "runs"}.get(given[0], given[0]).replace("_", "-")
+        raise ValueError(f"--{option}: expected no settings beside RUN, whose own they are")
+
+
+def _planned(commands: Commands, options: argparse.Namespace, folder: Path) -> list[Path]:
+    """The runs of all methods and seeds, complete."""
+    for one, many in (("method", "methods"), ("seed", "seeds")):
+        if hasattr(options, one):
+            raise ValueError(f"--{one}: a table has several, expected --{many}")
+    planned = plan(_config(commands, options), options.methods or commands.METHODS, options.seeds, folder)
+    complete(planned, commands.make_task, train=options.train)
+    return list(planned)
+
+
+def _commands(task: str) -> Commands:
+    return cast(Commands, importlib.import_module(TASKS[task]))
+
+
+# ----------------------------------------------------------------------------------------------- output
+
+
+def _show(results: Table, path: Path | None, options: argparse.Namespace) -> None:
+    if path:
+        results.write(path)
+    if getattr(options, "markdown", False):
+        print(results.markdown(), end="")
+        return
+    _console().print(results.rich())
+    if path:
+        _say(f"Written to [bold]{path}[/]")
+
+
+def _say(text: str) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # of several processes that train together, one speaks
+        _console().print(text, highlight=False, soft_wrap=True)
+
+
+def _complain(text: str) -> None:
+    print(f"torchcpl: {text}", file=sys.stderr)
+
+
+def _console() -> Any:
+    with extra():
+        from rich.console import Console
+    return Console()

@@ -1,0 +1,60 @@
+"""Higher order: a candidate that one pick has covered stays covered, however many others have nothing to do with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchcpl.checks import check_tensor
+from torchcpl.interactions.base import Additive, State, accumulator, gather_rows
+from torchcpl.interactions.lowrank import check_factors, key_logits
+from torchcpl.potentials import register_pytree
+
+LARGEST = 30.0  # exp of more would say nothing that exp(30) does not
+
+
+@register_pytree
+@dataclass(frozen=True, eq=False)
+class Coverage(Additive):
+    """``LowRank`` and a soft *or* over the picks: ℓ_j = θ_j + keys[j]·s/√h − log(1 + Σ_{i∈S} exp c_ji).
+
+    ``c_ji = cover_keys[j]·cover_values[i]/√h + cover_offset`` says how far pick i makes j redundant. In a plain sum the
+    small effects of many unrelated picks add up to noise as large as the effect of the one that matters; here they
+    vanish, and a second pick that covers j changes little. W is never built: a step is two matrix–vector products.
+    """
+
+    keys: Tensor  # (B, N, h)
+    values: Tensor  # (B, N, h)
+    cover_keys: Tensor  # (B, N, h)
+    cover_values: Tensor  # (B, N, h)
+    cover_offset: Tensor  # (B,)
+    stop_key: Tensor | None = None  # (B, h)
+
+    def __post_init__(self) -> None:
+        check_factors(self.keys, self.values, self.stop_key)
+        shape = (*self.keys.shape[:2], "h")
+        check_tensor("cover_keys", self.cover_keys, shape, "float", like=self.keys)
+        check_tensor("cover_values", self.cover_values, tuple(self.cover_keys.shape), "float", like=self.keys)
+        check_tensor("cover_offset", self.cover_offset, (self.keys.shape[0],), "float", like=self.keys)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.keys.shape[0], self.keys.shape[1]
+
+    # The state is the context (B, K, h) and how far each candidate is covered (B, K, N).
+
+    def steps(self, picks: Tensor) -> State:
+        dtype = accumulator(self.values.dtype)
+        flat = picks.flatten(1)  # (B, M)
+        chosen = gather_rows(self.cover_values, flat)
+        product, _ = key_logits(self.cover_keys, None, chosen)  # (B, M, N)
+        covered = (product.to(dtype) + self.cover_offset.to(dtype)[:, None, None]).clamp(max=LARGEST).exp()
+        covered = covered.masked_fill((flat < 0).unsqueeze(-1), 0).view(*picks.shape, self.shape[1])
+        return gather_rows(self.values, picks).to(dtype), covered
+
+    def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
+        context, covered = state
+        candidates, stop = key_logits(self.keys, self.stop_key, context)
+        return candidates - torch.log1p(covered), stop

@@ -1,0 +1,156 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""The contexts of all prefixes of given sequences, in one launch instead of the dozen that plain torch takes.
+
+The context after t picks is the running sum s_t = Σ_{u<t} values[order_u], here already divided by √h. With it comes
+the rank of every candidate, the step at which it is picked (T if never): the whole of what the scores of a prefix
+need to know about the sequence, since candidate n is gone after t picks iff rank[n] < t, and next iff rank[n] = t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+STEPS = 32  # steps that a program sums up at a time
+PART = 32  # hidden dimensions of a program
+BLOCK = 1024  # ranks written at a time
+
+
+def opaque(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as it is, and as one operation that it does not look into for ``torch.compile``."""
+    operation = torch.library.custom_op(
+        f"torchcpl::{function.__name__.lstrip('_')}", function, mutates_args=(), schema=schema
+    )
+    operation.register_fake(fake)
+
+    def call(*arguments: Any) -> Any:
+        return (operation if torch.compiler.is_compiling() else function)(*arguments)
+
+    return call
+
+
+class Prefixes(torch.autograd.Function):
+    """values (B, N, h), order (B, P, T) → contexts (B, P·(T+1), h) in ``dtype`` and ranks (B, P, N), int32."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(order)
+        ctx.like = values.dtype
+        ctx.candidates = values.shape[1]
+        query, rank = prefixes(values, order.contiguous(), dtype)
+        ctx.mark_non_differentiable(rank)
+        return query, rank
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (order,) = ctx.saved_tensors
+        return prefixes_backward(grads[0].contiguous(), order.contiguous(), ctx.candidates, ctx.like), None, None
+
+
+def _prefixes_like(values: Tensor, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    batch, candidates, hidden = values.shape
+    _, count, steps = order.shape
+    query = torch.empty(batch, count * (steps + 1), hidden, dtype=dtype, device=values.device)
+    return query, torch.empty(batch, count, candidates, dtype=torch.int32, device=values.device)
+
+
+def _prefixes(values: Tensor, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    batch, candidates, hidden = values.shape
+    _, count, steps = order.shape
+    query, rank = _prefixes_like(values, order, dtype)
+    grid = (batch * count, triton.cdiv(hidden, PART))
+    sizes = (candidates, count, steps, hidden, hidden**-0.5)
+    _sum[grid](values, *values.stride(), order, query, rank, *sizes, STEPS=STEPS, PART=PART, BLOCK=BLOCK)
+    return query, rank
+
+
+def _prefixes_backward_like(grad: Tensor, order: Tensor, candidates: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(grad.shape[0], candidates, grad.shape[2], dtype=dtype, device=grad.device)
+
+
+def _prefixes_backward(grad: Tensor, order: Tensor, candidates: int, dtype: torch.dtype) -> Tensor:
+    batch, _, hidden = grad.shape
+    _, count, steps = order.shape
+    result = _prefixes_backward_like(grad, order, candidates, dtype)
+    grid = (batch, triton.cdiv(hidden, PART))
+    sizes = (candidates, count, steps, hidden, hidden**-0.5)
+    if steps:
+        _sum_backward[grid](grad, order, result, *sizes, STEPS=STEPS, PART=PART)
+    return result
+
+
+prefixes = opaque("(Tensor values, Tensor order, ScalarType dtype) -> (Tensor, Tensor)", _prefixes, _prefixes_like)
+prefixes_backward = opaque(
+    "(Tensor grad, Tensor order, int candidates, ScalarType dtype) -> Tensor",
+    _prefixes_backward,
+    _prefixes_backward_like,
+)
+
+
+# fmt: off
+@triton.jit
+def _sum(
+    values, values_b, values_n, values_h, order, query, rank, N, P, T, H, scale,
+    STEPS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
+):
+    # fmt: on
+    row = tl.program_id(0).to(tl.int64)  # sequence p of row b
+    h = tl.program_id(1) * PART + tl.arange(0, PART)
+    values += (row // P) * values_b
+    query += row * (T + 1) * H
+    order += row * T
+    rank += row * N
+    first = tl.program_id(1) == 0
+    if first:
+        for start in range(0, N, BLOCK):
+            n = start + tl.arange(0, BLOCK)
+            tl.store(rank + n, tl.full((BLOCK,), 0, tl.int32) + T, mask=n < N)
+        tl.debug_barrier()  # other threads write the picks' ranks over these
+    before = tl.zeros((PART,), tl.float32)
+    for start in range(0, T + 1, STEPS):
+        t = start + tl.arange(0, STEPS)
+        # The pick that leads to prefix t; prefix 0 has none, nor has what lies after the end.
+        pick = tl.load(order + t - 1, mask=(t > 0) & (t <= T), other=-1)
+        there = (pick >= 0)[:, None] & (h < H)[None, :]
+        steps = tl.load(values + pick[:, None] * values_n + h[None, :] * values_h, mask=there, other=0.0).to(tl.float32)
+        sums = (tl.cumsum(steps, 0) + before[None, :]) * scale
+        tl.store(query + t[:, None] * H + h[None, :], sums, mask=(t <= T)[:, None] & (h < H)[None, :])
+        before += tl.sum(steps, 0)
+        if first:
+            tl.store(rank + pick, t - 1, mask=pick >= 0)
+
+
+# fmt: off
+@triton.jit
+def _sum_backward(
+    grad, order, result, N, P, T, H, scale,
+    STEPS: tl.constexpr, PART: tl.constexpr,
+):
+    # fmt: on
+    """The pick at step u is in every later context: its gradient is the sum of theirs."""
+    b = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1) * PART + tl.arange(0, PART)
+    result += b * N * H
+    for p in range(P):
+        row = b * P + p
+        after = tl.zeros((PART,), tl.float32)
+        last = (T - 1) // STEPS
+        for back in range(last + 1):
+            u = (last - back) * STEPS + tl.arange(0, STEPS)
+            there = (u < T)[:, None] & (h < H)[None, :]
+            later = grad + (row * (T + 1) + 1 + u)[:, None] * H + h[None, :]
+            steps = tl.load(later, mask=there, other=0.0).to(tl.float32)
+            sums = (tl.cumsum(steps, 0, reverse=True) + after[None, :]) * scale
+            after += tl.sum(steps, 0)
+            pick = tl.load(order + row * T + u, mask=u < T, other=-1)
+            spot = result + pick[:, None] * H + h[None, :]
+            there = (pick >= 0)[:, None] & (h < H)[None, :]
+            if P > 1:  # the same candidates in other orders: one sequence after the other, so nothing is atomic
+                sums += tl.load(spot, mask=there, other=0.0).to(tl.float32)
+            tl.store(spot, sums, mask=there)
+        tl.debug_barrier()

@@ -1,0 +1,199 @@
+"""Which twin runs: the plain code, or the fast one that stands in for it.
+
+By default the Triton kernels run on CUDA wherever they apply, and NumPy decodes on the CPU. :func:`set_kernels` and
+:func:`use` force either side, and so does the environment variable ``TORCHCPL_KERNELS``:
+
+    auto     whatever is fastest
+    plain    plain torch everywhere
+    triton   the Triton kernels, or ``ValueError`` saying why one cannot run
+
+Kernels have no second derivative and know nothing of ``torch.func``: use ``plain`` for those.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from torchcpl import functional
+from torchcpl.checks import check_choice
+from torchcpl.constraints import Rules
+from torchcpl.interactions import Dense, LowRank
+from torchcpl.kernels import greedy_numpy
+from torchcpl.potentials import Potentials, Selection
+
+MODES = ("auto", "plain", "triton")
+SINGLES = (torch.float32, torch.bfloat16, torch.float16)
+WIDEST = 256  # hidden size that a tile of the loss kernels holds
+
+_mode = os.environ.get("TORCHCPL_KERNELS", "auto")
+check_choice("TORCHCPL_KERNELS", _mode, MODES)
+
+
+def set_kernels(mode: str) -> None:
+    """Choose the twins for all that follows: ``auto``, ``plain`` or ``triton``."""
+    global _mode
+    check_choice("mode", mode, MODES)
+    _mode = mode
+
+
+@contextmanager
+def use(mode: str) -> Iterator[None]:
+    """``set_kernels`` for the length of a ``with`` block."""
+    before = _mode
+    set_kernels(mode)
+    try:
+        yield
+    finally:
+        set_kernels(before)
+
+
+def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -> Selection | None:
+    """Selections (B, T) of the fast twin, None where the plain rollout is to run."""
+    if _mode == "auto" and stop_threshold is None and greedy_numpy.applies(pot, rules):
+        return greedy_numpy.greedy(pot, rules)
+    found = decode(pot, rules, stop_threshold=stop_threshold)
+    if found is None:
+        return None
+    return Selection(found.indices[:, 0], found.lengths[:, 0], found.log_prob[:, 0], found.num_candidates)
+
+
+def decode(
+    pot: Potentials,
+    rules: Rules,
+    width: int = 1,
+    temperature: float | None = None,
+    generator: torch.Generator | None = None,
+    stop_threshold: float | None = None,
+    cut: bool = False,
+) -> Selection | None:
+    """``width`` hypotheses a row, (B, K, T), greedy or drawn at ``temperature``; None where the rollout is to run.
+
+    ``cut`` says that only some of the choices of a step may be drawn (top-k, top-p).
+    """
+    if not _runs("decode", pot, lambda: "sampling with top_k or top_p" if cut else decode_obstacle(pot, rules)):
+        return None
+    way = plan(pot, rules, width)
+    if way is None:
+        return None
+    from torchcpl.kernels import greedy_triton
+
+    return greedy_triton.decode(pot, rules, way, width, temperature, generator, stop_threshold)
+
+
+def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bool = False) -> tuple[Tensor, Tensor]:
+    """``functional.prefix_log_probs``, which says what these are, by whichever twin applies."""
+    if not _runs("loss", pot, lambda: loss_obstacle(pot, order, rules)):
+        return functional.prefix_log_probs(pot, order, rules, remaining)
+    from torchcpl.kernels import nll_triton
+
+    return nll_triton.prefix_log_probs(pot, order, rules, remaining)
+
+
+def _runs(kernel: str, pot: Potentials, obstacle: Callable[[], str | None]) -> bool:
+    """Whether the Triton kernel is to run."""
+    if _mode == "plain" or (_mode == "auto" and pot.unary.device.type != "cuda"):
+        return False
+    why = obstacle()
+    if why is not None and _mode == "triton":
+        raise ValueError(f"kernels: expected a case for the Triton {kernel} kernel, got {why}")
+    return why is None
+
+
+@cache
+def _triton_is_there() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _no_device(tensor: Tensor) -> str | None:
+    if not _triton_is_there():
+        return "no installation of triton"
+    # Triton's interpreter runs kernels on CPU tensors, to test them where there is no GPU.
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return None if tensor.device.type == ("cpu" if interpreted else "cuda") else f"tensors on {tensor.device}"
+
+
+def _wrong_dtype(pot: Potentials) -> str | None:
+    parts = [pot.unary, pot.stop, *vars(pot.interaction).values()]
+    odd = [str(part.dtype) for part in parts if isinstance(part, Tensor) and part.dtype not in SINGLES]
+    return f"potentials in {odd[0].removeprefix('torch.')}" if odd else None
+
+
+def decode_obstacle(pot: Potentials, rules: Rules) -> str | None:
+    """Why the decoding kernel cannot run; None when it can."""
+    interaction = pot.interaction
+    if not isinstance(interaction, Dense | LowRank):
+        return f"a {type(interaction).__name__} interaction"
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return "torch.compile or torch.export"
+    if not rules.plain:
+        return "constraints other than Forbid"
+    if pot.unary.numel() == 0:
+        return f"potentials of shape {tuple(pot.unary.shape)}"
+    return _wrong_dtype(pot) or _no_device(pot.unary)
+
+
+def loss_obstacle(pot: Potentials, order: Tensor, rules: Rules) -> str | None:
+    """Why the loss kernel cannot run; None when it can."""
+    interaction = pot.interaction
+    if not isinstance(interaction, LowRank):
+        return f"a {type(interaction).__name__} interaction"
+    if torch.compiler.is_exporting():
+        return "torch.export"
+    if not rules.plain or rules.min_len > 0 or rules.max_len < pot.num_candidates:
+        return "length limits or constraints other than Forbid"
+    if pot.unary.numel() == 0 or order.shape[1] == 0:
+        return f"potentials of shape {tuple(pot.unary.shape)} and sequences of shape {tuple(order.shape)}"
+    if not 0 < interaction.keys.shape[2] <= WIDEST:
+        return f"a hidden size of {interaction.keys.shape[2]}"
+    if torch.float16 in (interaction.keys.dtype, interaction.values.dtype):
+        return "factors in float16"  # whose gradients, p·g, underflow
+    return _wrong_dtype(pot) or _no_device(pot.unary)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to decode: W dense (if need be built first) or factored, in one block or in tiles of so many candidates."""
+
+    form: str  # dense | factored
+    path: str  # block | tiles
+    size: int
+
+
+LARGEST_BLOCK = 8192  # scores that fit into one program's registers
+BUILD_LIMIT = 2**31  # bytes of W that are built for the sake of speed
+
+# Rough rates of a data-centre GPU, only to weigh one way of decoding against another.
+DEVICE_BYTES = 4e12  # memory traffic of the whole device, a second
+PROGRAM_BYTES = 6e10  # what one program can read, a second
+FLOPS = {torch.float32: 4e13, torch.float16: 5e14, torch.bfloat16: 5e14}
+PLAIN_STEP = 2e-4  # seconds of launches in a step of the plain twin
+
+
+def plan(pot: Potentials, rules: Rules, width: int = 1) -> Plan | None:
+    """The cheapest way to decode ``width`` hypotheses a row; None where that is the plain twin."""
+    batch, n = pot.unary.shape
+    block = max(16, 1 << (n - 1).bit_length())
+    dense = Plan("dense", "block", block) if block <= LARGEST_BLOCK else Plan("dense", "tiles", 4096)
+    if isinstance(pot.interaction, Dense):
+        return dense
+    assert isinstance(pot.interaction, LowRank)
+    keys = pot.interaction.keys
+    hidden, size = keys.shape[2], keys.element_size()
+    reads = rules.max_len * n * hidden * size  # bytes of keys that a hypothesis reads, all of them at every step
+    number = 2 * hidden / FLOPS[keys.dtype] + 2 * size / DEVICE_BYTES  # seconds to compute one of W, write and read it
+    ways: dict[Plan | None, float] = {
+        Plan("factored", "tiles", min(block, 256)): reads * max(1 / PROGRAM_BYTES, batch * width / DEVICE_BYTES)
+    }
+    if batch * n * n * size <= BUILD_LIMIT:
+        ways[dense] = batch * n * n * number
+    if _mode == "auto":
+        ways[None] = rules.max_len * PLAIN_STEP + reads * batch / DEVICE_BYTES
+    return min(ways, key=lambda way: ways[way])

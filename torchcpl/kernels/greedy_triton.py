@@ -1,0 +1,301 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""Greedy and sampling decoding on the GPU: one program runs a hypothesis from the first pick to the stop.
+
+A step is a few reductions over N numbers, so launches and trips to the host would cost more than the work. Nothing
+leaves the kernel until the hypothesis has stopped.
+
+- ``block``: all N scores of a hypothesis stay in registers; a step reads one column of W.
+- ``tiles``: for N that no register file holds, and for the factored form, whose step reads all keys. What the picks
+  have added waits in a row of global memory (in cache, in practice) and is walked tile by tile.
+
+A ``LowRank`` interaction is decoded factored, or as the dense W that one matrix product builds first, as
+``dispatch.plan`` says. The plain twin of all is ``decoding.rollout``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from torchcpl.constraints import Rules
+from torchcpl.functional import blame_nan
+from torchcpl.interactions import Dense
+from torchcpl.kernels.dispatch import Plan
+from torchcpl.potentials import Potentials, Selection
+
+LOWEST = tl.constexpr(-3.0e38)  # stands in for −inf as a running maximum, whose differences must not be NaN
+
+
+def decode(
+    pot: Potentials,
+    rules: Rules,
+    way: Plan,
+    width: int = 1,
+    temperature: float | None = None,
+    generator: torch.Generator | None = None,
+    stop_threshold: float | None = None,
+) -> Selection:
+    """``width`` hypotheses a row, (B, K, T): greedy, or drawn at ``temperature``; ``log_prob`` as at temperature 1."""
+    batch, n = pot.unary.shape
+    device, rows, steps = pot.unary.device, batch * width, rules.max_len
+    indices = torch.empty(batch, width, steps, dtype=torch.long, device=device)
+    lengths = torch.empty(batch, width, dtype=torch.long, device=device)
+    log_prob = torch.empty(batch, width, dtype=torch.float32, device=device)
+    stop = pot.stop if isinstance(rules.stop_bias, int | float) and rules.stop_bias == 0 else pot.stop + rules.stop_bias
+    seed = None
+    if temperature is not None:  # stays on the device: the host need not wait for it
+        seed = torch.randint(2**62, (1,), device=device, generator=generator)
+
+    W, stop_row, keys, values, stop_key = _forms(pot.interaction, way)
+    arguments = [
+        *_strided(pot.unary),
+        *_strided(rules.available.view(torch.uint8)),
+        *_strided(stop),
+        seed,
+        *(indices, lengths, log_prob),
+        *(n, width, rules.min_len, steps, 1 / (temperature or 1.0), math.log(stop_threshold or 1.0)),
+    ]
+    options = {
+        "BLOCK": way.size,
+        "DRAW": seed is not None,
+        "MASS": stop_threshold is not None,
+        "LIVE": stop_row is not None or stop_key is not None,
+    }
+    dense = (*_strided(W, 3), *_strided(stop_row, 2))
+    if way.path == "block":
+        warps = min(max(way.size // 256, 1), 16)
+        _decode_block[(rows,)](*arguments, *dense, **options, num_warps=warps)
+    else:
+        hidden = 0 if keys is None else keys.shape[2]
+        _decode_tiles[(rows,)](
+            *arguments,
+            *dense,
+            *_strided(keys, 3),
+            *_strided(values, 3),
+            *_strided(stop_key, 2),
+            torch.empty(rows, n, dtype=torch.float32, device=device),
+            *(hidden, max(hidden, 1) ** -0.5),
+            **options,
+            PART=32 if keys is None else 128 // keys.element_size(),  # of a key at a time: whole cache lines
+            FACTORED=keys is not None,
+            num_warps=8,
+        )
+    return Selection(indices, lengths, blame_nan(log_prob, pot), n)
+
+
+def _forms(interaction: Any, way: Plan) -> tuple[Tensor | None, ...]:
+    """W (B, N, N), stop_row (B, N), keys, values (B, N, h), stop_key (B, h): those that the kernel is to read."""
+    if isinstance(interaction, Dense):
+        return interaction.W, interaction.stop_row, None, None, None
+    keys, values, stop_key = interaction.keys, interaction.values, interaction.stop_key
+    if way.form == "factored":
+        return None, None, keys, values, stop_key
+    scale = max(keys.shape[2], 1) ** -0.5
+    values = values.to(keys.dtype)
+    # Wᵀ: what a pick adds is then a contiguous row.
+    transposed = torch.baddbmm(keys.new_empty(()), values, keys.transpose(1, 2), beta=0, alpha=scale)
+    stop_row = None if stop_key is None else torch.einsum("bnh,bh->bn", values, stop_key.to(keys.dtype)) * scale
+    return transposed.transpose(1, 2), stop_row, None, None, None
+
+
+def _strided(tensor: Tensor | None, dims: int = 0) -> tuple[Any, ...]:
+    """A tensor and its strides, as the kernels take them; None and zeros for one of ``dims`` that is not there."""
+    return (None, *[0] * dims) if tensor is None else (tensor, *tensor.stride())
+
+
+@triton.jit
+def _gumbel(seed, row, step, at):
+    """Standard Gumbel noise for the choices ``at`` of a step: the argmax of logits plus noise is a draw."""
+    none = at * 0
+    bits, _, _, _ = tl.philox(seed, at, none + step, none + row, none)
+    u = tl.uint_to_uniform_float(bits) + 2.3283064e-10  # (0, 1): half a step up from zero
+    # −log E with E = −log(1 − u), which for small u, the likely winners, would lose its digits.
+    return -tl.log(tl.where(u < 0.000244140625, u * (1 + 0.5 * u), -tl.log(1 - u)))
+
+
+@triton.jit
+def _flip(bits):
+    """The bits of a float as an integer of the same order, and back."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _keenest(keen, at, N):
+    """The keenest candidate, of equals the first, N when there is none; and how keen it is."""
+    ranks = _flip(keen.to(tl.int32, bitcast=True))  # integers: a warp finds the largest in one instruction
+    highest = tl.max(ranks, 0)
+    pick = tl.min(tl.where(ranks == highest, at, N), 0)
+    best = _flip(highest).to(tl.float32, bitcast=True)
+    return tl.where(best == -float("inf"), N, pick), best
+
+
+@triton.jit
+def _settle(pick, logit, best, keen, keen_stop, top, mass, stop, least, N, MASS: tl.constexpr):
+    """Whether the candidate ``pick`` is chosen or the stop (then N), and log P of the choice.
+
+    The candidates' logits are at most ``best`` and weigh Σ mass·exp(top). With ``MASS`` the stop is chosen when its
+    log-probability is ``least`` or more, else when it is keener than the pick.
+    """
+    peak = tl.maximum(tl.maximum(best, stop), LOWEST)
+    norm = tl.log(tl.sum(mass * tl.exp(top - peak), 0) + tl.exp(stop - peak))  # less the peak, which would cost digits
+    if MASS:
+        stops = stop - peak - norm >= least
+    else:
+        stops = keen_stop > keen
+    pick = tl.where(stops, N, pick)
+    # With nothing left to choose the stop is certain, even one whose logit is −inf.
+    return pick, tl.where(peak == LOWEST, 0.0, tl.where(pick < N, logit, stop) - peak - norm)
+
+
+@triton.jit
+def _finish(indices, lengths, log_prob, row, count, total, max_len, BLOCK: tl.constexpr):
+    tl.store(lengths + row, count.to(tl.int64))
+    tl.store(log_prob + row, total)
+    for start in range(0, max_len, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(indices + row * max_len + at, tl.full((BLOCK,), -1, tl.int64), mask=(at >= count) & (at < max_len))
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["width", "min_len", "max_len"])
+def _decode_block(
+    unary, unary_b, unary_n, real, real_b, real_n, stop, stop_b, seed, indices, lengths, log_prob,
+    N, width, min_len, max_len, sharpness, least,
+    W, W_b, W_j, W_i, stop_row, stop_row_b, stop_row_n,
+    BLOCK: tl.constexpr, DRAW: tl.constexpr, MASS: tl.constexpr, LIVE: tl.constexpr,
+):
+    # fmt: on
+    row = tl.program_id(0)
+    b = (row // width).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    there = tl.load(real + b * real_b + at * real_n, mask=at < N, other=0) != 0
+    theta = tl.load(unary + b * unary_b + at * unary_n, mask=there, other=0.0).to(tl.float32)
+    added = tl.where(there, 0.0, -float("inf"))  # what the picks have added; −inf: not to be picked
+    final = tl.load(stop + b * stop_b).to(tl.float32)
+    columns = W + b * W_b + at.to(tl.int64) * W_j
+    total = 0.0
+    count = 0
+    end = max_len
+    while count < end:
+        score = theta + added
+        halt = tl.where(count >= min_len, final, -float("inf"))
+        if DRAW:
+            key = tl.load(seed)
+            keen_stop = halt * sharpness + _gumbel(key, row, count, N)
+            pick, keen = _keenest(score * sharpness + _gumbel(key, row, count, at), at, N)
+            logit = tl.max(tl.where(at == pick, score, -float("inf")), 0)
+            best = tl.max(score, 0)
+        else:
+            keen_stop = halt
+            pick, keen = _keenest(score, at, N)
+            logit = keen
+            best = keen
+        # Asked for at once: the column is on its way while the normaliser is summed up.
+        column = tl.load(columns + pick.to(tl.int64) * W_i, mask=at < tl.where(pick < N, N, 0), other=0.0)
+        pick, gain = _settle(pick, logit, best, keen, keen_stop, score, 1.0, halt, least, N, MASS)
+        going = pick < N
+        total += gain
+        added = tl.where((at == pick) | (added == -float("inf")), -float("inf"), added + column.to(tl.float32))
+        if LIVE:
+            final += tl.load(stop_row + b * stop_row_b + pick * stop_row_n, mask=going, other=0.0).to(tl.float32)
+        tl.store(indices + row.to(tl.int64) * max_len + count, pick.to(tl.int64), mask=going)
+        end = tl.where(going, end, count)
+        count += going.to(tl.int32)
+    _finish(indices, lengths, log_prob, row.to(tl.int64), count, total, max_len, BLOCK=64)
+
+
+@triton.jit
+def _product(keys, key_n, key_h, values, value_h, at, N, H, BLOCK: tl.constexpr, PART: tl.constexpr):
+    """keys[at]·value (BLOCK,), a part of the hidden dimension at a time."""
+    sums = tl.zeros((BLOCK, PART), tl.float32)
+    for start in range(0, H, PART):
+        h = start + tl.arange(0, PART)
+        value = tl.load(values + h * value_h, mask=h < H, other=0.0).to(tl.float32)
+        there = (at < N)[:, None] & (h < H)[None, :]
+        where = at.to(tl.int64)[:, None] * key_n + h[None, :] * key_h
+        sums += tl.load(keys + where, mask=there, other=0.0).to(tl.float32) * value[None, :]
+    return tl.sum(sums, 1)
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["width", "min_len", "max_len"])
+def _decode_tiles(
+    unary, unary_b, unary_n, real, real_b, real_n, stop, stop_b, seed, indices, lengths, log_prob,
+    N, width, min_len, max_len, sharpness, least,
+    W, W_b, W_j, W_i, stop_row, stop_row_b, stop_row_n,
+    keys, keys_b, keys_n, keys_h, values, values_b, values_n, values_h, stop_key, stop_key_b, stop_key_h,
+    scratch, H, scale,
+    BLOCK: tl.constexpr, PART: tl.constexpr, DRAW: tl.constexpr, MASS: tl.constexpr, LIVE: tl.constexpr,
+    FACTORED: tl.constexpr,
+):
+    # fmt: on
+    row = tl.program_id(0)
+    b = (row // width).to(tl.int64)
+    final = tl.load(stop + b * stop_b).to(tl.float32)
+    scratch += row.to(tl.int64) * N  # (N,) what the picks have added; −inf: not to be picked
+    total = 0.0
+    count = 0
+    end = max_len
+    pick = N
+    while count < end:
+        halt = tl.where(count >= min_len, final, -float("inf"))
+        # Of every lane, over the tiles: the keenest candidate, its place and logit; and the mass, exp(top) at a time.
+        keenest = tl.full((BLOCK,), -float("inf"), tl.float32)
+        place = tl.full((BLOCK,), 0, tl.int32) + N
+        logits = keenest
+        top = tl.full((BLOCK,), LOWEST, tl.float32)
+        mass = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, N, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            if count == 0:
+                there = tl.load(real + b * real_b + at * real_n, mask=at < N, other=0) != 0
+                added = tl.where(there, 0.0, -float("inf"))
+            else:
+                before = tl.load(scratch + at, mask=at < N, other=-float("inf"))
+                if FACTORED:
+                    value = values + b * values_b + pick.to(tl.int64) * values_n
+                    effect = _product(keys + b * keys_b, keys_n, keys_h, value, values_h, at, N, H, BLOCK, PART) * scale
+                else:
+                    column = W + b * W_b + at.to(tl.int64) * W_j + pick.to(tl.int64) * W_i
+                    effect = tl.load(column, mask=at < N, other=0.0).to(tl.float32)
+                added = tl.where((at == pick) | (before == -float("inf")), -float("inf"), before + effect)
+            tl.store(scratch + at, added, mask=at < N)
+            theta = tl.load(unary + b * unary_b + at * unary_n, mask=added > -float("inf"), other=0.0).to(tl.float32)
+            score = theta + added
+            keen = score
+            if DRAW:
+                keen = score * sharpness + _gumbel(tl.load(seed), row, count, at)
+            keener = keen > keenest
+            keenest = tl.where(keener, keen, keenest)
+            place = tl.where(keener, at, place)
+            logits = tl.where(keener, score, logits)
+            higher = tl.maximum(top, score)
+            mass = mass * tl.exp(top - higher) + tl.exp(score - higher)
+            top = higher
+        tl.debug_barrier()  # the next step reads what other threads may have written
+        keen_stop = halt
+        if DRAW:
+            keen_stop = halt * sharpness + _gumbel(tl.load(seed), row, count, N)
+        pick, keen = _keenest(keenest, place, N)
+        logit = tl.max(tl.where(place == pick, logits, -float("inf")), 0)
+        pick, gain = _settle(pick, logit, tl.max(top, 0), keen, keen_stop, top, mass, halt, least, N, MASS)
+        going = pick < N
+        total += gain
+        if LIVE:
+            if FACTORED:
+                one = tl.zeros((1,), tl.int32)
+                key = stop_key + b * stop_key_b
+                value = values + b * values_b + pick.to(tl.int64) * values_n
+                effect = _product(key, 0, stop_key_h, value, values_h, one, 1, tl.where(going, H, 0), 1, PART)
+                final += tl.sum(effect, 0) * scale
+            else:
+                final += tl.load(stop_row + b * stop_row_b + pick * stop_row_n, mask=going, other=0.0).to(tl.float32)
+        tl.store(indices + row.to(tl.int64) * max_len + count, pick.to(tl.int64), mask=going)
+        end = tl.where(going, end, count)
+        count += going.to(tl.int32)
+    _finish(indices, lengths, log_prob, row.to(tl.int64), count, total, max_len, BLOCK=64)

@@ -1,0 +1,203 @@
+"""Rows of numbers as tables: mean ± std over seeds, for the terminal, for Markdown and for HTML, and as JSON."""
+
+from __future__ import annotations
+
+import html
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchcpl.results import extra, read_json, write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: what a row calls it, its title, and how its values are written.
+
+    ``digits`` after the point, None for text. ``share`` values lie between 0 and 1 and are written without the zero.
+    ``best`` says which value is printed bold: ``max``, ``min`` or none.
+    """
+
+    name: str
+    title: str
+    digits: int | None = None
+    best: str = ""
+    share: bool = False
+
+    def heading(self) -> str:
+        return self.title + {"max": " ↑", "min": " ↓", "": ""}[self.best]
+
+    def cell(self, row: Row) -> str:
+        """The value of a row, with its deviation where it has one, "–" where it has none.
+
+        >>> Column("f1", "F1", 3, share=True).cell({"f1": 0.8531, "f1_std": 0.0042})
+        '.853±.004'
+        >>> Column("f1", "F1", 3, share=True).cell({"f1": 1.0}), Column("ms", "ms", 2).cell({"ms": None})
+        ('1.000', '–')
+        """
+        value, deviation = row.get(self.name), row.get(f"{self.name}_std")
+        if self.digits is None or value is None:
+            return "–" if value is None else str(value)
+        return self._number(value) + ("" if deviation is None else f"±{self._number(deviation)}")
+
+    def _number(self, value: float) -> str:
+        text = f"{value:.{self.digits}f}"
+        return text.removeprefix("0") if self.share and text.startswith("0.") else text
+
+
+def summarise(records: Sequence[Row]) -> dict[str, float | None]:
+    """The mean of every number over the records, and its sample deviation ``<name>_std`` where there are several.
+
+    A name that is None in some record is None.
+
+    >>> summarise([{"f1": 0.5}, {"f1": 0.75}])
+    {'f1': 0.625, 'f1_std': 0.17677669529663687}
+    """
+    if not records:
+        raise ValueError("records: expected at least one, got none")
+    differing = [sorted(record) for record in records if record.keys() != records[0].keys()]
+    if differing:
+        raise ValueError(f"records: expected the names {sorted(records[0])} in each, got {differing[0]}")
+    summary: dict[str, float | None] = {}
+    for name in records[0]:
+        values = [record[name] for record in records]
+        missing = any(value is None for value in values)
+        summary[name] = None if missing else statistics.fmean(values)
+        if len(records) > 1 and not missing:
+            summary[f"{name}_std"] = statistics.stdev(values)
+    return summary
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns; the first column names the row.
+
+    Attributes:
+        rows: what was measured. Rows of one ``rule`` (how a checkpoint was chosen) stand together. A ``reference``
+            row does not compete for the best value.
+        published: rows of others, shown under ours of the same name.
+        notes: said below the table.
+        info: what it takes to get the numbers again (`torchcpl.results.run_info`), written with them.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: Sequence[Row]
+    published: Sequence[Row] = ()
+    notes: tuple[str, ...] = ()
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def write(self, path: str | Path) -> None:
+        """As JSON, atomically."""
+        content = {"title": self.title, **self.info, "notes": list(self.notes), "rows": list(self.rows)}
+        write_json(path, {**content, "published": list(self.published)})
+
+    @classmethod
+    def read(cls, path: str | Path, columns: tuple[Column, ...]) -> Table:
+        """A table that was written."""
+        content = read_json(path)
+        if not isinstance(content, dict) or not {"title", "rows", "notes", "published"} <= content.keys():
+            raise ValueError(f"{path}: expected a table with title, rows, notes and published")
+        parts = {name: content.pop(name) for name in ("title", "rows", "published", "notes")}
+        return cls(parts["title"], columns, parts["rows"], parts["published"], tuple(parts["notes"]), content)
+
+    def rich(self) -> RichTable:
+        """For the terminal."""
+        with extra():
+            from rich import box
+            from rich.table import Table as RichTable
+            from rich.text import Text
+
+        table = RichTable(
+            title=self.title, title_style="bold", title_justify="left", caption="\n".join(self.notes),
+            caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1),
+        )  # fmt: skip
+        for column in self.columns:
+            text = column.digits is None
+            table.add_column(column.heading(), justify="left" if text else "right", no_wrap=True)
+        for line in self._lines():
+            if line.kind == "rule":
+                table.add_section()
+                table.add_row(Text(line.cells[0], style="italic"))
+                continue
+            style = "dim" if line.kind == "published" else ""
+            cells = [Text(c, style="bold") if b else Text(c) for c, b in zip(line.cells, line.bold, strict=True)]
+            table.add_row(*cells, style=style)
+        return table
+
+    def markdown(self) -> str:
+        """As a Markdown table, its notes below."""
+        heads = [column.heading() for column in self.columns]
+        lines = ["| " + " | ".join(heads) + " |"]
+        lines.append("|" + "|".join("---" if column.digits is None else "--:" for column in self.columns) + "|")
+        for line in self._lines():
+            cells = [c.strip() for c in line.cells] + [""] * (len(heads) - len(line.cells))
+            if line.kind == "rule":
+                cells[0] = f"*{cells[0]}*"
+            elif line.kind == "published":
+                cells = [f"<sub>{c}</sub>" for c in cells]
+            else:
+                cells = [f"**{c}**" if b else c for c, b in zip(cells, line.bold, strict=True)]
+            lines.append("| " + " | ".join(cells) + " |")
+        return "\n".join([*lines, *(f"\n{note}" for note in self.notes)]) + "\n"
+
+    def html(self) -> str:
+        """As an HTML table element."""
+        heads = "".join(f"<th>{html.escape(column.heading())}</th>" for column in self.columns)
+        body = []
+        for line in self._lines():
+            if line.kind == "rule":
+                body.append(
+                    f'<tr class="rule"><td colspan="{len(self.columns)}">{html.escape(line.cells[0])}</td></tr>'
+                )
+                continue
+            texts = [html.escape(cell) for cell in line.cells]
+            cells = [f"<b>{text}</b>" if bold else text for text, bold in zip(texts, line.bold, strict=True)]
+            body.append(f'<tr class="{line.kind}">' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+        return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+    def _lines(self) -> Iterator[_Line]:
+        rules = list(dict.fromkeys(row.get("rule") for row in self.rows))
+        headings = len([rule for rule in rules if rule]) > 1
+        published = {row[self.columns[0].name]: row for row in self.published}
+        for rule in rules:
+            if rule and headings:
+                yield _Line("rule", [f"chosen on {rule}"], [])
+            group = [row for row in self.rows if row.get("rule") == rule]
+            for row in group:
+                bold = [column.name in self._best(row, group) for column in self.columns]
+                yield _Line("ours", [column.cell(row) for column in self.columns], bold)
+                theirs = published.get(row[self.columns[0].name])
+                if theirs:
+                    cells = ["  published", *(column.cell(theirs) for column in self.columns[1:])]
+                    yield _Line("published", cells, [False] * len(cells))
+
+    def _best(self, row: Row, group: Sequence[Row]) -> set[str]:
+        """The columns in which a row is as good as any other of its group."""
+        rivals = [other for other in group if not other.get("reference")]
+        if row.get("reference") or len(rivals) < 2:
+            return set()
+        names = set()
+        for column in self.columns:
+            if not column.best or row.get(column.name) is None:
+                continue
+            sign = 1 if column.best == "max" else -1
+            others = [sign * other[column.name] for other in rivals if other.get(column.name) is not None]
+            if sign * row[column.name] >= max(others, default=-math.inf):
+                names.add(column.name)
+        return names
+
+
+@dataclass(frozen=True)
+class _Line:
+    kind: str  # rule, ours, published
+    cells: list[str]
+    bold: list[bool]
