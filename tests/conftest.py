@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 # The same examples on every machine and every run; no verdict on how long one takes.
@@ -17,6 +18,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("torchcpl")
+
+
+@pytest.fixture(autouse=True)
+def validated_distributions() -> None:
+    """torch.compile turns the checks of all distributions off for the rest of the process; each test has them on."""
+    torch.distributions.Distribution.set_default_validate_args(True)
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,23 @@ def context_effect(
     return effect
 
 
+def coverage_effect(
+    base: Effect, keys: Sequence[Sequence[float]], values: Sequence[Sequence[float]], offset: float
+) -> Effect:
+    """``base`` less ``log(1 + Σ_i exp(keys[j]·values[i]/√h + offset))`` for every candidate j."""
+
+    def effect(picks: Picks) -> tuple[list[float], float]:
+        before, stop = base(picks)
+        after = []
+        for j, key in enumerate(keys):
+            products = [sum(k * v for k, v in zip(key, values[i], strict=True)) for i in picks]
+            covered = math.fsum(math.exp(min(p / math.sqrt(len(key)) + offset, 30.0)) for p in products)
+            after.append(before[j] - math.log(1 + covered))
+        return after, stop
+
+    return effect
+
+
 @dataclass
 class Row:
     """One row of a batch."""

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from oracle import Limits, Row, complete, context_effect, everything, feasible, matrix_effect
+from oracle import Limits, Row, complete, context_effect, coverage_effect, everything, feasible, matrix_effect
 from torch import Tensor
 
 import torchcpl as cpl
 
-KINDS = ("dense", "dense+stop", "lowrank", "lowrank+stop", "contextual", "contextual+stop")
+KINDS = ("dense", "dense+stop", "lowrank", "lowrank+stop", "contextual", "contextual+stop", "coverage", "coverage+stop")
 Array = NDArray[np.float64]
 
 MIX = np.array([[0.7, -0.4, 0.2], [0.1, 0.5, -0.9], [-0.3, 0.8, 0.6]])
@@ -70,16 +70,23 @@ def build(
         keys, values = fill((batch, n, HIDDEN)), fill((batch, n, HIDDEN))
         stop_key = fill((batch, HIDDEN)) if live else None
         torch_stop = None if stop_key is None else torch.tensor(stop_key)
-        plain: Callable[[list[float], int], list[float]]
+        plain: Callable[[list[float], int], list[float]] = lambda total, count: total
+        cover_keys, cover_values, offset = keys, values, unary[:, :0].sum(1)
         if kind.startswith("lowrank"):
             interaction = cpl.LowRank(torch.tensor(keys), torch.tensor(values), torch_stop)
-            plain = lambda total, count: total  # noqa: E731
+        elif kind.startswith("coverage"):
+            cover_keys, cover_values, offset = fill((batch, n, 2)), fill((batch, n, 2)), fill((batch,))
+            cover = (torch.tensor(part) for part in (cover_keys, cover_values, offset))
+            interaction = cpl.Coverage(torch.tensor(keys), torch.tensor(values), *cover, torch_stop)
         else:
             interaction = cpl.Contextual(torch.tensor(keys), torch.tensor(values), torch_network, torch_stop)
             plain = plain_network
         for b in range(batch):
             key = None if stop_key is None else stop_key[b].tolist()
-            effects.append(context_effect(keys[b].tolist(), values[b].tolist(), plain, key))
+            effect = context_effect(keys[b].tolist(), values[b].tolist(), plain, key)
+            if kind.startswith("coverage"):
+                effect = coverage_effect(effect, cover_keys[b].tolist(), cover_values[b].tolist(), float(offset[b]))
+            effects.append(effect)
     pot = cpl.Potentials(torch.tensor(unary), torch.tensor(stop), interaction, torch.tensor(mask))
     rows = [Row(unary[b].tolist(), float(stop[b]), effects[b], mask[b].tolist()) for b in range(batch)]
     return Case(pot, rows, kind)

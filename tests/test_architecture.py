@@ -15,9 +15,9 @@ ROOT = Path(torchcpl.__file__).parent
 # Top to bottom. A room is a file, or a folder with all in it.
 # fmt: off
 ROOMS = [
-    "checks", "potentials", "interactions", "constraints", "functional", "losses", "kernels", "decoding",
-    "distribution", "head", "metrics", "resnet", "transformer", "selectors", "config", "results", "train", "tasks",
-    "estimator", "plots", "report", "cli", "app",
+    "checks", "potentials", "interactions", "constraints", "functional", "kernels", "losses", "decoding",
+    "distribution", "head", "metrics", "resnet", "transformer", "selectors", "config", "results", "train", "tables",
+    "plots", "report", "tasks", "cli", "__main__",
 ]
 # fmt: on
 CORE = ROOMS[: ROOMS.index("head") + 1]

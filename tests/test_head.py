@@ -20,6 +20,8 @@ HEADS: dict[str, dict[str, Any]] = {
     "lowrank+stop": {"kind": "lowrank", "live_stop": True},
     "contextual": {"kind": "contextual"},
     "contextual+stop": {"kind": "contextual", "live_stop": True},
+    "coverage": {"kind": "coverage"},
+    "coverage+stop": {"kind": "coverage", "live_stop": True},
 }
 TARGET = torch.tensor([[3, 1, 0], [2, -1, -1]])
 

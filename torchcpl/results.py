@@ -113,6 +113,7 @@ def run_info(*, seeds: Sequence[int] = (), device: torch.device | str | None = N
     files differ from that. ``device`` is the one named, else CUDA where there is one.
     """
     commit = _git("rev-parse", "HEAD") if _git("ls-files", "--error-unmatch", Path(__file__).name) else None
+    commit = commit or os.environ.get("TORCHCPL_COMMIT")  # for a copy of the source without its history
     return {
         "command": _command(),
         "commit": commit,

@@ -12,7 +12,7 @@ from torchcpl.interactions.base import Additive, State, accumulator, gather_rows
 from torchcpl.interactions.lowrank import check_factors, key_logits
 from torchcpl.potentials import register_pytree
 
-LARGEST = 30.0  # exp of more would say nothing that exp(30) does not
+LARGEST = 30.0  # certainly covered; exp of much more would overflow
 
 
 @register_pytree
@@ -20,9 +20,10 @@ LARGEST = 30.0  # exp of more would say nothing that exp(30) does not
 class Coverage(Additive):
     """``LowRank`` and a soft *or* over the picks: ℓ_j = θ_j + keys[j]·s/√h − log(1 + Σ_{i∈S} exp c_ji).
 
-    ``c_ji = cover_keys[j]·cover_values[i]/√h + cover_offset`` says how far pick i makes j redundant. In a plain sum the
-    small effects of many unrelated picks add up to noise as large as the effect of the one that matters; here they
-    vanish, and a second pick that covers j changes little. W is never built: a step is two matrix–vector products.
+    ``c_ji = cover_keys[j]·cover_values[i]/√h + cover_offset``, at most 30, says how far pick i makes j redundant. In a
+    plain sum the small effects of many unrelated picks add up to noise as large as the effect of the one that matters;
+    here they vanish, and a second pick that covers j changes little. W is never built: a step is two matrix–vector
+    products.
     """
 
     keys: Tensor  # (B, N, h)

@@ -44,6 +44,7 @@ class Tiles:
     steps: int
     candidates: int
     hidden: int
+    part: int  # of the hidden dimensions in one product
     count: int  # tiles of contexts, a program each
     split: int  # programs that share the candidates of a tile
     warps: int
@@ -57,7 +58,8 @@ def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtyp
     wide = 64 if deep <= 128 else 32
     number = batch * count * max(1, triton.cdiv(steps, tall))
     split = max(1, min(triton.cdiv(PROGRAMS, number), triton.cdiv(candidates, 4 * wide)))
-    return Tiles(tall, wide, deep, number, split, warps=4 if tall == 16 else 8, stages=2)
+    part = min(deep, 32) if dtype == torch.float32 else deep
+    return Tiles(tall, wide, deep, part, number, split, warps=4 if tall == 16 else 8, stages=2)
 
 
 class Scores(torch.autograd.Function):
@@ -136,6 +138,7 @@ def _launch(query: Tensor, keys: Tensor, unary: Tensor, real: Tensor, rank: Tens
         "TALL": tile.steps,
         "WIDE": tile.candidates,
         "DEEP": tile.hidden,
+        "PART": tile.part,
         # Three TF32 products keep float32's digits on the tensor cores; a single one would lose half of them.
         "PRECISION": "tf32x3" if keys.dtype == torch.float32 else "ieee",
         "num_warps": tile.warps,

@@ -27,20 +27,18 @@ VARYING = ["P", "T", "ahead"]  # sizes that differ from batch to batch, and are 
 
 
 @triton.jit
-def load_contexts(query, at, there, H, DEEP: tl.constexpr):
-    """(tile, DEEP) contexts."""
-    h = tl.arange(0, DEEP)
-    return tl.load(query + at[:, None] * H + h[None, :], mask=there[:, None] & (h < H)[None, :], other=0.0)
+def load_rows(pointer, rows, row_stride, column_stride, there, start, H, WIDTH: tl.constexpr):
+    """(rows, WIDTH) of a table with H columns, from column ``start``; zero where nothing is there."""
+    h = start + tl.arange(0, WIDTH)
+    where = rows.to(tl.int64)[:, None] * row_stride + h[None, :] * column_stride
+    return tl.load(pointer + where, mask=there[:, None] & (h < H)[None, :], other=0.0)
 
 
 @triton.jit
-def load_candidates(n, keys, keys_n, keys_h, unary, unary_n, real, real_n, N, H, DEEP: tl.constexpr):
-    """Keys (tile, DEEP), unary scores and whether they are there; what padding holds is not read."""
-    h = tl.arange(0, DEEP)
+def load_unary(n, unary, unary_n, real, real_n, N):
+    """Unary scores, and whether the candidates are there; what padding holds is not read."""
     there = tl.load(real + n * real_n, mask=n < N, other=0) != 0
-    theta = tl.load(unary + n * unary_n, mask=there, other=0.0).to(tl.float32)
-    where = n.to(tl.int64)[:, None] * keys_n + h[None, :] * keys_h
-    return tl.load(keys + where, mask=there[:, None] & (h < H)[None, :], other=0.0), theta, there
+    return tl.load(unary + n * unary_n, mask=there, other=0.0).to(tl.float32), there
 
 
 @triton.jit
@@ -49,12 +47,24 @@ def coming(left, rank, T, ahead):
     return (left >= 0) & (left < ahead) & (rank < T)
 
 
+# fmt: off
 @triton.jit
-def score(q, k, theta, there, rank, t, PRECISION: tl.constexpr):
-    """A tile of logits (contexts, candidates), −inf where a candidate is gone, and the steps until it is picked."""
-    logits = tl.dot(q, tl.trans(k), input_precision=PRECISION) + theta[None, :]
-    left = rank[None, :] - t[:, None]
-    return tl.where((left >= 0) & there[None, :], logits, -float("inf")), left
+def score(
+    query, at, t, T, keys, keys_n, keys_h, n, theta, there, ranks, H,
+    TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+):
+    # fmt: on
+    """A tile of logits (contexts, candidates), −inf where a candidate is gone, and the steps until it is picked.
+
+    The product goes over the hidden dimensions in parts, so that its operands fit into registers.
+    """
+    logits = tl.zeros((TALL, WIDE), tl.float32)
+    for start in tl.static_range(0, DEEP, PART):
+        q = load_rows(query, at, H, 1, t <= T, start, H, PART)
+        k = load_rows(keys, n, keys_n, keys_h, there, start, H, PART)
+        logits = tl.dot(q, tl.trans(k), logits, input_precision=PRECISION)
+    left = ranks[None, :] - t[:, None]
+    return tl.where((left >= 0) & there[None, :], logits + theta[None, :], -float("inf")), left
 
 
 @triton.jit
@@ -99,7 +109,7 @@ def hand_in(found, parts, stop, at, contexts, there, top, mass, wanted, number):
 def forward(
     query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, stop, stop_b, stop_m,
     found, parts, N, P, T, H, ahead,
-    TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PRECISION: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):
     # fmt: on
     """Scores of a tile of contexts over this program's share of the candidates."""
@@ -109,12 +119,11 @@ def forward(
     contexts = tl.num_programs(0) // tiles * (T + 1)
     b = row // P
     t = tile * TALL + 1 + tl.arange(0, TALL)
-    start_at = row * (T + 1)
+    base = row * (T + 1)
     stop += b * stop_b + row % P * (T + 1) * stop_m
     keys += b * keys_b
     unary += b * unary_b
     real += b * real_b
-    q = load_contexts(query, start_at + t, t <= T, H, DEEP)
 
     top = tl.full((TALL,), LOWEST, tl.float32)
     mass = tl.zeros((TALL,), tl.float32)
@@ -128,9 +137,11 @@ def forward(
     first, last = share_of(N, WIDE)
     for start in range(first, last, WIDE):
         n = start + tl.arange(0, WIDE)
-        k, theta, there = load_candidates(n, keys, keys_n, keys_h, unary, unary_n, real, real_n, N, H, DEEP)
+        theta, there = load_unary(n, unary, unary_n, real, real_n, N)
         ranks = tl.load(rank + row * N + n, mask=n < N, other=-1)
-        logits, left = score(q, k, theta, there, ranks, t, PRECISION)
+        logits, left = score(
+            query, base + t, t, T, keys, keys_n, keys_h, n, theta, there, ranks, H, TALL, WIDE, DEEP, PART, PRECISION
+        )
         higher = tl.maximum(top, tl.max(logits, 1))
         mass = mass * tl.exp(top - higher) + tl.sum(tl.exp(logits - higher[:, None]), 1)
         top = higher
@@ -146,12 +157,12 @@ def forward(
         wanted_0 += tl.where(soon_0, logit_0, 0.0)
         number_0 += tl.where(soon_0, 1.0, 0.0)
 
-    hand_in(found, parts, stop + t * stop_m, start_at + t, contexts, t <= T, top, mass, wanted, number)
+    hand_in(found, parts, stop + t * stop_m, base + t, contexts, t <= T, top, mass, wanted, number)
     peak_0 = tl.max(top_0, 0)
     mass_0 = tl.sum(mass_0 * tl.exp(top_0 - peak_0), 0)
     wanted_0 = tl.sum(wanted_0, 0)
     number_0 = tl.sum(number_0, 0)
-    hand_in(found, parts, stop, start_at, contexts, tile == 0, peak_0, mass_0, wanted_0, number_0)
+    hand_in(found, parts, stop, base, contexts, tile == 0, peak_0, mass_0, wanted_0, number_0)
 
 
 @triton.jit(do_not_specialize=["split", "contexts", "M"])
@@ -200,8 +211,8 @@ def store_stop(d_stop, stop, grads, contexts, at, there, peak, rest, weight):
 
 
 @triton.jit
-def store_rows(pointer, at, there, values, H, DEEP: tl.constexpr):
-    h = tl.arange(0, DEEP)
+def store_rows(pointer, at, there, values, start, H, WIDTH: tl.constexpr):
+    h = start + tl.arange(0, WIDTH)
     tl.store(pointer + at[:, None] * H + h[None, :], values, mask=there[:, None] & (h < H)[None, :])
 
 
@@ -210,7 +221,7 @@ def store_rows(pointer, at, there, values, H, DEEP: tl.constexpr):
 def backward_contexts(
     query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, stop, stop_b, stop_m,
     found, grads, d_query, d_stop, d_keys, d_unary, N, P, T, H, ahead,
-    TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PRECISION: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):
     # fmt: on
     """∂contexts of a tile over this program's share of the candidates, and ∂stop.
@@ -223,38 +234,42 @@ def backward_contexts(
     contexts = tl.num_programs(0) // tiles * (T + 1)
     b = row // P
     t = tile * TALL + 1 + tl.arange(0, TALL)
-    start_at = row * (T + 1)
+    base = row * (T + 1)
     stop += b * stop_b + row % P * (T + 1) * stop_m
     keys += b * keys_b
     unary += b * unary_b
     real += b * real_b
-    q = load_contexts(query, start_at + t, t <= T, H, DEEP)
-    peak, rest, d_picks, weight = load_gradients(found, grads, contexts, start_at + t, t <= T)
-    peak_0, rest_0, d_picks_0, weight_0 = load_gradients(found, grads, contexts, start_at, True)
+    peak, rest, d_picks, weight = load_gradients(found, grads, contexts, base + t, t <= T)
+    peak_0, rest_0, d_picks_0, weight_0 = load_gradients(found, grads, contexts, base, True)
     if tl.program_id(1) == 0:
-        store_stop(d_stop, stop + t * stop_m, grads, contexts, start_at + t, t <= T, peak, rest, weight)
-        store_stop(d_stop, stop, grads, contexts, start_at, tile == 0, peak_0, rest_0, weight_0)
+        store_stop(d_stop, stop + t * stop_m, grads, contexts, base + t, t <= T, peak, rest, weight)
+        store_stop(d_stop, stop, grads, contexts, base, tile == 0, peak_0, rest_0, weight_0)
 
     d_q = tl.zeros((TALL, DEEP), tl.float32)
     first, last = share_of(N, WIDE)
     for start in range(first, last, WIDE):
         n = start + tl.arange(0, WIDE)
-        k, theta, there = load_candidates(n, keys, keys_n, keys_h, unary, unary_n, real, real_n, N, H, DEEP)
+        theta, there = load_unary(n, unary, unary_n, real, real_n, N)
         ranks = tl.load(rank + row * N + n, mask=n < N, other=-1)
-        logits, left = score(q, k, theta, there, ranks, t, PRECISION)
+        logits, left = score(
+            query, base + t, t, T, keys, keys_n, keys_h, n, theta, there, ranks, H, TALL, WIDE, DEEP, PART, PRECISION
+        )
         soon = coming(left, ranks[None, :], T, ahead)
         d_logits = gradient(logits, soon, peak[:, None], rest[:, None], d_picks[:, None], weight[:, None])
+        k = load_rows(keys, n, keys_n, keys_h, there, 0, H, DEEP)
         d_q = tl.dot(d_logits.to(k.dtype), k, d_q, input_precision=PRECISION)
         if d_keys is not None:
-            d_k = tl.dot(tl.trans(d_logits.to(q.dtype)), q, input_precision=PRECISION)
-            store_rows(d_keys, b * N + n, n < N, d_k, H, DEEP)
+            for part in tl.static_range(0, DEEP, PART):
+                q = load_rows(query, base + t, H, 1, t <= T, part, H, PART)
+                d_k = tl.dot(tl.trans(d_logits.to(q.dtype)), q, input_precision=PRECISION)
+                store_rows(d_keys, b * N + n, n < N, d_k, part, H, PART)
             logit_0 = tl.where(there, theta, -float("inf"))
             d_theta = gradient(logit_0, coming(ranks, ranks, T, ahead), peak_0, rest_0, d_picks_0, weight_0)
             tl.store(d_unary + b * N + n, d_theta + tl.sum(d_logits, 0), mask=n < N)
     d_query += tl.program_id(1).to(tl.int64) * contexts * H
-    store_rows(d_query, start_at + t, t <= T, d_q, H, DEEP)
+    store_rows(d_query, base + t, t <= T, d_q, 0, H, DEEP)
     h = tl.arange(0, DEEP)
-    tl.store(d_query + start_at * H + h, tl.zeros((DEEP,), tl.float32), mask=h < tl.where(tile == 0, H, 0))
+    tl.store(d_query + base * H + h, tl.zeros((DEEP,), tl.float32), mask=h < tl.where(tile == 0, H, 0))
 
 
 # fmt: off
@@ -262,7 +277,7 @@ def backward_contexts(
 def backward_keys(
     query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, stop, stop_b, stop_m,
     found, grads, d_keys, d_unary, N, P, T, H, ahead,
-    TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PRECISION: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):
     # fmt: on
     """∂keys and ∂unary of a tile of candidates, over all contexts of their row."""
@@ -272,7 +287,7 @@ def backward_keys(
     keys += b * keys_b
     unary += b * unary_b
     real += b * real_b
-    k, theta, there = load_candidates(n, keys, keys_n, keys_h, unary, unary_n, real, real_n, N, H, DEEP)
+    theta, there = load_unary(n, unary, unary_n, real, real_n, N)
     logit_0 = tl.where(there, theta, -float("inf"))
 
     d_k = tl.zeros((WIDE, DEEP), tl.float32)
@@ -283,14 +298,16 @@ def backward_keys(
         t = (tile % tiles) * TALL + 1 + tl.arange(0, TALL)
         at = row * (T + 1) + t
         ranks = tl.load(rank + row * N + n, mask=n < N, other=-1)
-        q = load_contexts(query, at, t <= T, H, DEEP)
         peak, rest, d_picks, weight = load_gradients(found, grads, contexts, at, t <= T)
-        logits, left = score(q, k, theta, there, ranks, t, PRECISION)
+        logits, left = score(
+            query, at, t, T, keys, keys_n, keys_h, n, theta, there, ranks, H, TALL, WIDE, DEEP, PART, PRECISION
+        )
         soon = coming(left, ranks[None, :], T, ahead)
         d_logits = gradient(logits, soon, peak[:, None], rest[:, None], d_picks[:, None], weight[:, None])
+        q = load_rows(query, at, H, 1, t <= T, 0, H, DEEP)
         d_k = tl.dot(tl.trans(d_logits.to(q.dtype)), q, d_k, input_precision=PRECISION)
         d_theta += tl.sum(d_logits, 0)
         peak, rest, d_picks, weight = load_gradients(found, grads, contexts, row * (T + 1), tile % tiles == 0)
         d_theta += gradient(logit_0, coming(ranks, ranks, T, ahead), peak, rest, d_picks, weight)
-    store_rows(d_keys, b * N + n, n < N, d_k, H, DEEP)
+    store_rows(d_keys, b * N + n, n < N, d_k, 0, H, DEEP)
     tl.store(d_unary + b * N + n, d_theta, mask=n < N)
