@@ -1,6 +1,6 @@
 """Core speed on the CPU, as ratios in one run against a plain per-row loop over a dense W.
 
-    python -m bench.core --out results/core-cpu.json
+python -m bench.core --out results/core-cpu.json
 """
 
 from __future__ import annotations
@@ -170,7 +170,14 @@ def bench_greedy(repeats: int) -> list[dict[str, Any]]:
             3 if batch > 1 else repeats,
         )
         rows.append(
-            ratio("greedy, factors given", built, timed(lambda p=factored: cpl.greedy(p, steps), repeats), B=batch, N=n, T=steps)  # type: ignore[misc]
+            ratio(
+                "greedy, factors given",
+                built,
+                timed(lambda p=factored: cpl.greedy(p, steps), repeats),
+                B=batch,
+                N=n,
+                T=steps,
+            )  # type: ignore[misc]
         )
     return rows
 
@@ -229,7 +236,8 @@ def main() -> None:
         loop, gain = row.get("loop_ms", ""), row.get("ratio", "")
         print(f"{row['work']:<32}{row['B']:>4}{row['N']:>7}{row['T']:>4}{loop:>11}{row['ms']:>10}{gain:>8}")
     memory = rows[-1]
-    print(f"peak memory with {memory['N']:,} candidates: {memory['peak_mib']:.0f} MiB; W alone: {memory['dense_W_mib']} MiB")
+    peak, dense = memory["peak_mib"], memory["dense_W_mib"]
+    print(f"peak memory with {memory['N']:,} candidates: {peak:.0f} MiB; W alone would be {dense} MiB")
     if options.out:
         from torchcpl.results import run_info, write_json
 

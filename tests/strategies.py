@@ -29,6 +29,11 @@ def torch_network(total: Tensor, count: Tensor) -> Tensor:
     return torch.tanh(total @ mix) + 0.25 * total + 0.5 * count.unsqueeze(-1)
 
 
+def unchanged(total: list[float], count: int) -> list[float]:
+    """The network that does nothing."""
+    return total
+
+
 def plain_network(total: list[float], count: int) -> list[float]:
     """The same in plain Python."""
     mixed = [sum(total[r] * MIX[r][c] for r in range(HIDDEN)) for c in range(HIDDEN)]
@@ -70,7 +75,7 @@ def build(
         keys, values = fill((batch, n, HIDDEN)), fill((batch, n, HIDDEN))
         stop_key = fill((batch, HIDDEN)) if live else None
         torch_stop = None if stop_key is None else torch.tensor(stop_key)
-        plain: Callable[[list[float], int], list[float]] = lambda total, count: total
+        plain: Callable[[list[float], int], list[float]] = unchanged
         cover_keys, cover_values, offset = keys, values, unary[:, :0].sum(1)
         if kind.startswith("lowrank"):
             interaction = cpl.LowRank(torch.tensor(keys), torch.tensor(values), torch_stop)

@@ -168,6 +168,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="finished runs; or one JSON file of a table")
         sub.add_argument("--train", action="store_true", help="without RUN: train what is missing")
+        sub.add_argument("--jobs", type=int, default=1, help="runs to train side by side (default: 1)")
         sub.add_argument("--methods", nargs="+", choices=commands.METHODS, help="without RUN (default: all)")
         sub.add_argument("--seeds", nargs="+", type=int, default=[0], help="without RUN (default: 0)")
         said = f"without RUN: where the runs are or go (default: runs/{name}-RECIPE)"
@@ -277,7 +278,7 @@ def _planned(commands: Commands, options: argparse.Namespace, folder: Path) -> l
         if hasattr(options, one):
             raise ValueError(f"--{one}: a table has several, expected --{many}")
     planned = plan(_config(commands, options), options.methods or commands.METHODS, options.seeds, folder)
-    complete(planned, commands.make_task, train=options.train)
+    complete(planned, commands.make_task, train=options.train, jobs=options.jobs)
     return list(planned)
 
 

@@ -80,8 +80,7 @@ class Potentials:
         shape = tuple(self.interaction.shape)
         if shape != (batch, candidates):
             raise ValueError(
-                f"interaction: expected one for (B, N) = ({batch}, {candidates}) as unary has, "
-                f"got one for {shape}"
+                f"interaction: expected one for (B, N) = ({batch}, {candidates}) as unary has, got one for {shape}"
             )
 
     @property

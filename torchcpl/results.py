@@ -129,10 +129,16 @@ def load_checkpoint(run: str | Path, which: str = "best") -> Checkpoint:
     with extra():
         from safetensors.torch import load
 
+    config, state = read_state(run, which)
+    weights = load(_contents(config.parent, state, "model.safetensors"))
+    return Checkpoint(config, weights, state)
+
+
+def read_state(run: str | Path, which: str = "best") -> tuple[Path, dict[str, Any]]:
+    """The TOML file and the state of a checkpoint, without its weights: an archived run may have lost them."""
     folder, state = _open(Path(run), which)
     _contents(folder, state, "config.toml")
-    weights = load(_contents(folder, state, "model.safetensors"))
-    return Checkpoint(folder / "config.toml", weights, state)
+    return folder / "config.toml", state
 
 
 def read_training(run: Path) -> dict[str, Any]:

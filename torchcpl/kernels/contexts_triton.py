@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 STEPS = 32  # steps that a program sums up at a time
 PART = 32  # hidden dimensions of a program
@@ -29,7 +30,10 @@ def opaque(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) 
     operation.register_fake(fake)
 
     def call(*arguments: Any) -> Any:
-        return (operation if torch.compiler.is_compiling() else function)(*arguments)
+        if torch.compiler.is_compiling():
+            return operation(*arguments)
+        with torch.cuda.device_of(arguments[0]):
+            return function(*arguments)
 
     return call
 
@@ -47,6 +51,7 @@ class Prefixes(torch.autograd.Function):
         return query, rank
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (order,) = ctx.saved_tensors
         return prefixes_backward(grads[0].contiguous(), order.contiguous(), ctx.candidates, ctx.like), None, None

@@ -17,7 +17,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -32,6 +31,8 @@ from torchcpl.potentials import Potentials, Selection
 MODES = ("auto", "plain", "triton")
 SINGLES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256  # hidden size that a tile of the loss kernels holds
+
+TRITON = importlib.util.find_spec("triton") is not None
 
 _mode = os.environ.get("TORCHCPL_KERNELS", "auto")
 check_choice("TORCHCPL_KERNELS", _mode, MODES)
@@ -107,13 +108,8 @@ def _runs(kernel: str, pot: Potentials, obstacle: Callable[[], str | None]) -> b
     return why is None
 
 
-@cache
-def _triton_is_there() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
 def _no_device(tensor: Tensor) -> str | None:
-    if not _triton_is_there():
+    if not TRITON:
         return "no installation of triton"
     # Triton's interpreter runs kernels on CPU tensors, to test them where there is no GPU.
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -153,6 +149,8 @@ def loss_obstacle(pot: Potentials, order: Tensor, rules: Rules) -> str | None:
         return f"potentials of shape {tuple(pot.unary.shape)} and sequences of shape {tuple(order.shape)}"
     if not 0 < interaction.keys.shape[2] <= WIDEST:
         return f"a hidden size of {interaction.keys.shape[2]}"
+    if interaction.keys.stride(1) * pot.num_candidates >= 2**31:
+        return "keys whose rows lie too far apart"  # for 32-bit offsets
     if torch.float16 in (interaction.keys.dtype, interaction.values.dtype):
         return "factors in float16"  # whose gradients, p·g, underflow
     return _wrong_dtype(pot) or _no_device(pot.unary)

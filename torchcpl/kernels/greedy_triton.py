@@ -47,10 +47,8 @@ def decode(
     lengths = torch.empty(batch, width, dtype=torch.long, device=device)
     log_prob = torch.empty(batch, width, dtype=torch.float32, device=device)
     stop = pot.stop if isinstance(rules.stop_bias, int | float) and rules.stop_bias == 0 else pot.stop + rules.stop_bias
-    seed = None
-    if temperature is not None:  # stays on the device: the host need not wait for it
-        seed = torch.randint(2**62, (1,), device=device, generator=generator)
-
+    # The seed stays on the device: the host need not wait for it.
+    seed = None if temperature is None else torch.randint(2**62, (1,), device=device, generator=generator)
     W, stop_row, keys, values, stop_key = _forms(pot.interaction, way)
     arguments = [
         *_strided(pot.unary),
@@ -67,24 +65,17 @@ def decode(
         "LIVE": stop_row is not None or stop_key is not None,
     }
     dense = (*_strided(W, 3), *_strided(stop_row, 2))
-    if way.path == "block":
-        warps = min(max(way.size // 256, 1), 16)
-        _decode_block[(rows,)](*arguments, *dense, **options, num_warps=warps)
-    else:
-        hidden = 0 if keys is None else keys.shape[2]
-        _decode_tiles[(rows,)](
-            *arguments,
-            *dense,
-            *_strided(keys, 3),
-            *_strided(values, 3),
-            *_strided(stop_key, 2),
-            torch.empty(rows, n, dtype=torch.float32, device=device),
-            *(hidden, max(hidden, 1) ** -0.5),
-            **options,
-            PART=32 if keys is None else 128 // keys.element_size(),  # of a key at a time: whole cache lines
-            FACTORED=keys is not None,
-            num_warps=8,
-        )
+    with torch.cuda.device_of(pot.unary):
+        if way.path == "block":
+            _decode_block[(rows,)](*arguments, *dense, **options, num_warps=min(max(way.size // 256, 1), 16))
+        else:
+            hidden = 0 if keys is None else keys.shape[2]
+            factors = (*_strided(keys, 3), *_strided(values, 3), *_strided(stop_key, 2))
+            scratch = torch.empty(rows, n, dtype=torch.float32, device=device)
+            options["FACTORED"] = keys is not None
+            options["PART"] = 32 if keys is None else 128 // keys.element_size()  # of a key: whole cache lines
+            sizes = (scratch, hidden, max(hidden, 1) ** -0.5)
+            _decode_tiles[(rows,)](*arguments, *dense, *factors, *sizes, **options, num_warps=8)
     return Selection(indices, lengths, blame_nan(log_prob, pot), n)
 
 

@@ -1,7 +1,7 @@
 """Teacher forcing for ``LowRank`` on the GPU: the twin of ``functional.prefix_log_probs``.
 
 Two differentiable steps: from values and sequences to contexts (``contexts_triton``), from contexts and keys to the
-log-probabilities of what comes after them (``scores_triton``, which says how). Here is what launches the latter.
+log-probabilities of what comes after them (``scores_triton``). Here is what launches the latter.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from torchcpl.constraints import Rules
 from torchcpl.interactions import LowRank
-from torchcpl.kernels import scores_triton as kernels
 from torchcpl.kernels.contexts_triton import Prefixes, opaque
+from torchcpl.kernels.scores_backward_triton import backward_contexts, backward_keys
+from torchcpl.kernels.scores_triton import combine, forward
 from torchcpl.potentials import Potentials
 
 PROGRAMS = 264  # enough to fill a GPU: two for each of 132 multiprocessors
@@ -28,7 +30,8 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
     assert isinstance(interaction, LowRank)
     batch, count, steps = order.shape
     keys, stop_key = interaction.keys, interaction.stop_key
-    query, rank = Prefixes.apply(interaction.values, order, keys.dtype)  # type: ignore[no-untyped-call]  # (B, M, h), (B, P, N), with M = P·(T+1)
+    # (B, M, h) with M = P·(T+1), and (B, P, N)
+    query, rank = Prefixes.apply(interaction.values, order, keys.dtype)
     stop = (pot.stop + rules.stop_bias).float().unsqueeze(-1).expand(batch, query.shape[1])
     if stop_key is not None:
         stop = stop + torch.einsum("bmh,bh->bm", query, stop_key.to(query.dtype))
@@ -47,6 +50,7 @@ class Tiles:
     part: int  # of the hidden dimensions in one product
     count: int  # tiles of contexts, a program each
     split: int  # programs that share the candidates of a tile
+    both: bool  # one walk over a row's keys gives the gradients of both sides of the product: its contexts are one tile
     warps: int
     stages: int
 
@@ -59,7 +63,7 @@ def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtyp
     number = batch * count * max(1, triton.cdiv(steps, tall))
     split = max(1, min(triton.cdiv(PROGRAMS, number), triton.cdiv(candidates, 4 * wide)))
     part = min(deep, 32) if dtype == torch.float32 else deep
-    return Tiles(tall, wide, deep, part, number, split, warps=4 if tall == 16 else 8, stages=2)
+    return Tiles(tall, wide, deep, part, number, split, both=number == batch, warps=4 if tall == 16 else 8, stages=2)
 
 
 class Scores(torch.autograd.Function):
@@ -76,6 +80,7 @@ class Scores(torch.autograd.Function):
         return found[0], found[1]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_query, d_keys, d_unary, d_stop = scores_backward(torch.stack(grads), *ctx.saved_tensors, ctx.ahead)
         return d_query, d_keys, d_unary, None, None, d_stop, None
@@ -91,10 +96,10 @@ def _scores(query: Tensor, keys: Tensor, unary: Tensor, real: Tensor, rank: Tens
     arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, stop, ahead)
     contexts = found[0].numel()
     parts = None if tile.split == 1 else torch.empty(4, tile.split, contexts, device=query.device)
-    kernels.forward[(tile.count, tile.split)](*arguments, found, parts, *sizes, **options)
+    forward[(tile.count, tile.split)](*arguments, found, parts, *sizes, **options)
     if parts is not None:
         grid = (triton.cdiv(contexts, 128),)
-        kernels.combine[grid](parts, stop, *stop.stride(), found, tile.split, contexts, query.shape[1], BLOCK=128)
+        combine[grid](parts, stop, *stop.stride(), found, tile.split, contexts, query.shape[1], BLOCK=128)
     return found
 
 
@@ -113,14 +118,12 @@ def _scores_backward(
     d_query, d_keys, d_unary, d_stop = _scores_backward_like(grads, found, query, keys, unary)
     arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, stop, ahead)
     parts = d_query if tile.split == 1 else query.new_empty(tile.split, *query.shape, dtype=torch.float32)
-    # Where a row's contexts are a single tile, one walk over its keys serves both sides of the product.
-    whole = tile.count == len(keys)
-    rest = (d_keys, d_unary) if whole else (None, None)
+    rest = (d_keys, d_unary) if tile.both else (None, None)
     grid = (tile.count, tile.split)
-    kernels.backward_contexts[grid](*arguments, found, grads, parts, d_stop, *rest, *sizes, **options)
-    if not whole:
+    backward_contexts[grid](*arguments, found, grads, parts, d_stop, *rest, *sizes, **options)
+    if not tile.both:
         grid = (len(keys), triton.cdiv(keys.shape[1], tile.candidates))
-        kernels.backward_keys[grid](*arguments, found, grads, d_keys, d_unary, *sizes, **options)
+        backward_keys[grid](*arguments, found, grads, d_keys, d_unary, *sizes, **options)
     if tile.split > 1:
         d_query = parts.sum(0).to(query.dtype)
     return d_query, d_keys, d_unary, d_stop

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
+
+from torchcpl.checks import check_count
 from torchcpl.config import TrainConfig, from_toml, override
-from torchcpl.results import CheckpointError, load_checkpoint, open_run, read_history
+from torchcpl.results import CheckpointError, extra, open_run, read_history, read_state
 from torchcpl.train import Task, fit
 
 C = TypeVar("C", bound=TrainConfig)
@@ -43,10 +48,10 @@ def read_run(cls: type[C], path: str | Path) -> Run[C]:
     path = Path(path)
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such run")
-    checkpoint = load_checkpoint(path, "best")
-    if checkpoint.state["config"] != cls.__name__:
-        raise CheckpointError(f"{path} is a run with {checkpoint.state['config']}: expected {cls.__name__}")
-    return Run(path, from_toml(cls, checkpoint.config), read_history(path), checkpoint.state)
+    config, state = read_state(path)
+    if state["config"] != cls.__name__:
+        raise CheckpointError(f"{path} is a run with {state['config']}: expected {cls.__name__}")
+    return Run(path, from_toml(cls, config), read_history(path), state)
 
 
 def plan(base: C, methods: Iterable[str], seeds: Iterable[int], folder: str | Path) -> dict[Path, C]:
@@ -55,18 +60,58 @@ def plan(base: C, methods: Iterable[str], seeds: Iterable[int], folder: str | Pa
     return {Path(folder) / f"{method}-s{seed}": override(base, method=method, seed=seed) for method, seed in pairs}
 
 
-def complete(planned: dict[Path, C], make: Callable[[C], Task], *, train: bool, progress: bool = True) -> None:
+def complete(
+    planned: dict[Path, C], make: Callable[[C], Task], *, train: bool, jobs: int = 1, progress: bool = True
+) -> None:
     """Train what is missing of the planned runs, and go on with what was interrupted.
 
     Without ``train`` nothing is trained and a missing run is an error. A run with another configuration always is.
+    With ``jobs`` > 1 as many processes train side by side, each on one thread: small models gain nothing from more.
     """
+    check_count("jobs", jobs, 1)
     states = {path: open_run(path, config, resume=True) for path, config in planned.items()}
-    unfinished = [path for path, state in states.items() if not (state and state["finished"])]
+    unfinished = {path: planned[path] for path, state in states.items() if not (state and state["finished"])}
     if unfinished and not train:
-        listed = ", ".join(map(str, unfinished[:4])) + (" …" if len(unfinished) > 4 else "")
+        listed = ", ".join(map(str, list(unfinished)[:4])) + (" …" if len(unfinished) > 4 else "")
         raise ValueError(f"{len(unfinished)} of {len(planned)} runs are missing or unfinished ({listed}): add --train")
-    for path in unfinished:
-        fit(make(planned[path]), path, resume=True, progress=progress)
+    if jobs > 1 and len(unfinished) > 1:
+        _side_by_side(unfinished, make, jobs, progress)
+        return
+    for path, config in unfinished.items():
+        fit(make(config), path, resume=True, progress=progress)
+
+
+def _side_by_side(planned: dict[Path, C], make: Callable[[C], Task], jobs: int, progress: bool) -> None:
+    with extra():
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import TimeRemainingColumn as Remaining
+    validations = {path: -(-config.epochs // config.validate_every) for path, config in planned.items()}
+    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TextColumn("validations"))
+    # Fresh interpreters: a copy of one that has run torch can hang.
+    pool = ProcessPoolExecutor(min(jobs, len(planned)), multiprocessing.get_context("spawn"), _single_thread)
+    with pool, Progress(*columns, TimeElapsedColumn(), Remaining(), disable=not progress) as shown:
+        overall = shown.add_task(f"{len(planned)} runs", total=sum(validations.values()))
+        pending = {pool.submit(_fit_quietly, make, config, path): path for path, config in planned.items()}
+        try:
+            while pending:
+                done, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+                shown.update(overall, completed=sum(len(read_history(path)) for path in planned))
+                for future in done:
+                    path, best = pending.pop(future), future.result()["best"]
+                    shown.console.print(
+                        f"  {path.name:14} best {best['value']:.3f} at epoch {best['epoch']}", highlight=False
+                    )
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # what runs ends by itself, at the latest with its run
+            raise
+
+
+def _single_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def _fit_quietly(make: Callable[[C], Task], config: C, path: Path) -> dict[str, Any]:
+    return fit(make(config), path, resume=True, progress=False)
 
 
 def common(configs: Sequence[TrainConfig]) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def _divide(
 
 def _digits() -> Features:
     try:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+        from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError("the digits source needs: pip install 'torchcpl[tasks]'") from error
     data = load_digits()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -223,7 +224,7 @@ def demo(out: str | Path, say: Callable[[str], None]) -> tuple[Table, Path]:
     base = read_recipe(SubsetsConfig, Path(__file__).parent, "demo")
     planned = plan(base, NAMES, DEMO_SEEDS, out)
     say(f"Training {len(NAMES)} methods × {len(DEMO_SEEDS)} seeds on scikit-learn's digits, in {out}")
-    complete(planned, make_task, train=True)
+    complete(planned, make_task, train=True, jobs=min(os.cpu_count() or 1, 6))
     say("Comparing them on bags of images that none has seen …")
     results = table(list(planned), [rule for rule, name in RULES.items() if name == HELD_OUT])
     results.write(out / "table.json")

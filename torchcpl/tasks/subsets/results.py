@@ -80,9 +80,9 @@ def here(config: SubsetsConfig) -> SubsetsConfig:
     return override(config, device="auto") if config.device == "cuda" else config
 
 
-def published(source: str) -> list[dict[str, Any]]:
-    """The paper's rows where the source is the paper's."""
-    return PUBLISHED if "cifar100" in source.lower() else []
+def published(config: SubsetsConfig) -> list[dict[str, Any]]:
+    """The paper's rows where the images are the paper's."""
+    return PUBLISHED if "aquarium_fish" in make_task(here(config)).features.class_names else []
 
 
 # ------------------------------------------------------------------------------------------------ scores
@@ -142,7 +142,7 @@ def table(paths: Sequence[str | Path], rules: Sequence[str] = tuple(RULES)) -> T
         f"Representative subsets, {_source_name(runs[0].config)}",
         SCORES,
         rows,
-        published(runs[0].config.source),
+        published(runs[0].config),
         _notes(runs, rows),
         _info(runs) | {"config": shared},
     )
@@ -157,7 +157,7 @@ def evaluate(path: str | Path) -> Table:
     epoch = run.state["best"]["epoch"]
     rule = HELD_OUT if run.config.holdout else REPORTED
     row = _row(NAMES[run.config.method], rule, [scores | {"epoch": epoch, "knob": knob}], [run]) | _quick_ms(run)
-    theirs = [line for line in published(run.config.source) if line["method"] == row["method"]]
+    theirs = [line for line in published(run.config) if line["method"] == row["method"]]
     notes = (f"epoch {epoch} and knob {knob:g}, chosen on {rule}; {len(task.reported)} reported bags",)
     return Table(f"{run.path}, {_source_name(run.config)}", SCORES, [row], theirs, notes, _info([run]))
 
@@ -192,7 +192,9 @@ def _cluster(bags: Bags) -> Any:
 
 
 def _info(runs: Sequence[Run[SubsetsConfig]]) -> dict[str, Any]:
-    return run_info(seeds=sorted({run.config.seed for run in runs}), device=device_of(here(runs[0].config)))
+    trained_on = ", ".join(sorted({str(run.state["device"]) for run in runs}))
+    info = run_info(seeds=sorted({run.config.seed for run in runs}), device=device_of(here(runs[0].config)))
+    return info | {"trained_on": trained_on}
 
 
 def _source_name(config: SubsetsConfig) -> str:
@@ -240,8 +242,10 @@ def clock(calls: Sequence[Callable[[], Any]], repeats: int = 10, share: int = 1)
 
 
 @torch.inference_mode()
-def _quick_ms(run: Run[SubsetsConfig]) -> dict[str, float]:
-    """The tables' column: whole predictions, a bag at a time."""
+def _quick_ms(run: Run[SubsetsConfig]) -> dict[str, float | None]:
+    """The tables' column: whole predictions, a bag at a time; None for an archived run without its weights."""
+    if not (run.path / "best" / "model.safetensors").is_file():
+        return {"ms": None}
     task, model = restore(run)
     knob = run.state["best"]["metrics"]["knob"]
     bags = list(itertools.islice(task.reported.split(1), TIMED_BAGS))

@@ -1,0 +1,440 @@
+"""The decoding kernels against a loop in float64, on a GPU or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchcpl as cpl
+from torchcpl.constraints import Rules
+from torchcpl.kernels import dispatch, greedy_triton, set_kernels, use
+from torchcpl.kernels.dispatch import Plan
+
+# Every branch: W in registers or in tiles, given, built or factored; one tile and several.
+WAYS = [
+    Plan("dense", "block", 64),
+    Plan("dense", "tiles", 64),
+    Plan("dense", "tiles", 16),
+    Plan("factored", "tiles", 64),
+    Plan("factored", "tiles", 16),
+]
+WAY_IDS = [f"{way.form}-{way.path}-{way.size}" for way in WAYS]
+KINDS = ["dense", "lowrank"]
+
+
+def potentials(
+    device: torch.device,
+    kind: str = "lowrank",
+    batch: int = 3,
+    n: int = 37,
+    hidden: int = 5,
+    dtype: torch.dtype = torch.float32,
+    live: bool = True,
+    masked: bool = True,
+) -> cpl.Potentials:
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape).to(device, dtype)
+
+    mask = torch.rand(batch, n) > 0.2 if masked else torch.ones(batch, n, dtype=torch.bool)
+    interaction: cpl.Interaction
+    if kind == "dense":
+        interaction = cpl.Dense(draw(batch, n, n), draw(batch, n) if live else None)
+    else:
+        interaction = cpl.LowRank(draw(batch, n, hidden), draw(batch, n, hidden), draw(batch, hidden) if live else None)
+    return cpl.Potentials(draw(batch, n) * 2, draw(batch), interaction, mask.to(device))
+
+
+def ways_for(kind: str) -> list[Plan]:
+    return WAYS if kind == "lowrank" else [way for way in WAYS if way.form == "dense"]
+
+
+CASES = [
+    pytest.param(kind, way, id=f"{kind}-{way.form}-{way.path}-{way.size}") for kind in KINDS for way in ways_for(kind)
+]
+
+
+def loop(
+    pot: cpl.Potentials,
+    max_len: int | None = None,
+    min_len: int = 0,
+    stop_bias: Any = 0.0,
+    forbid: Tensor | None = None,
+    stop_threshold: float | None = None,
+) -> tuple[list[list[int]], list[float]]:
+    """One row and one pick at a time, in float64."""
+    everyone, scores = [], []
+    for b in range(len(pot)):
+        W = pot.interaction.rows([b])
+        if isinstance(W, cpl.Dense):
+            effect, stop_effect = W.W[0].double(), W.stop_row
+            stop_effect = None if stop_effect is None else stop_effect[0].double()
+        else:
+            assert isinstance(W, cpl.LowRank)
+            root = math.sqrt(W.keys.shape[2])
+            effect = W.keys[0].double() @ W.values[0].double().T / root
+            stop_effect = None if W.stop_key is None else W.values[0].double() @ W.stop_key[0].double() / root
+        logits = pot.unary[b].double().clone()
+        bias = stop_bias[b] if isinstance(stop_bias, Tensor) and stop_bias.dim() else stop_bias
+        stop = float(pot.stop[b].double() + bias)
+        free = pot.mask[b].clone()
+        if forbid is not None:
+            free &= ~(forbid[b] if forbid.dim() > 1 else forbid)
+        picks: list[int] = []
+        score = 0.0
+        while len(picks) < (len(free) if max_len is None else min(max_len, len(free))):
+            left = [i for i in range(len(free)) if free[i] and logits[i] > -math.inf]
+            if not left:
+                break
+            best = max(left, key=lambda i: (float(logits[i]), -i))
+            may_stop = len(picks) >= min_len
+            terms = [float(logits[i]) for i in left] + ([stop] if may_stop else [])
+            norm = max(terms) + math.log(math.fsum(math.exp(x - max(terms)) for x in terms))
+            stops = stop - norm >= math.log(stop_threshold) if stop_threshold else stop > float(logits[best])
+            if may_stop and stops:
+                score += stop - norm
+                break
+            score += float(logits[best]) - norm
+            picks.append(best)
+            free[best] = False
+            logits = logits + effect[:, best]
+            if stop_effect is not None:
+                stop += float(stop_effect[best])
+        everyone.append(picks)
+        scores.append(score)
+    return everyone, scores
+
+
+def check(pot: cpl.Potentials, way: Plan, **asked: Any) -> None:
+    """The kernel's picks and scores are the loop's; nothing of the output is left unwritten."""
+    expected, scores = loop(pot, **asked)
+    options = dict(asked)
+    threshold = options.pop("stop_threshold", None)
+    forbid = options.pop("forbid", None)
+    rules = Rules(pot, **options, constraints=[] if forbid is None else [cpl.Forbid(forbid)])
+    found = greedy_triton.decode(pot, rules, way, stop_threshold=threshold)
+    assert found.indices.shape == (len(pot), 1, rules.max_len)
+    assert found.indices.dtype == found.lengths.dtype == torch.long
+    assert [row[0] for row in found.tolist()] == expected
+    assert found.lengths[:, 0].tolist() == [len(picks) for picks in expected]
+    padding = torch.arange(rules.max_len, device=found.indices.device) >= found.lengths.unsqueeze(-1)
+    assert bool((found.indices[padding] == -1).all())
+    torch.testing.assert_close(found.log_prob[:, 0].double().cpu(), torch.tensor(scores).double(), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize(("kind", "way"), CASES)
+@pytest.mark.parametrize("live", [False, True])
+def test_picks_and_scores_are_the_loops(kind: str, way: Plan, live: bool, device: torch.device) -> None:
+    check(potentials(device, kind, live=live), way, max_len=6, stop_bias=-1.0)
+
+
+@pytest.mark.parametrize(("kind", "way"), CASES)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"max_len": 5, "min_len": 3, "stop_bias": 6.0},
+        {"max_len": 4, "min_len": 4},
+        {"max_len": 0},
+        {"stop_bias": -math.inf, "max_len": 4},
+        {"max_len": 6, "stop_threshold": 0.2},
+        {"max_len": 6, "stop_threshold": 0.02, "min_len": 1},
+    ],
+    ids=str,
+)
+def test_limits(kind: str, way: Plan, asked: dict[str, Any], device: torch.device) -> None:
+    check(potentials(device, kind), way, **asked)
+
+
+@pytest.mark.parametrize(("kind", "way"), CASES)
+def test_bias_per_row_and_forbidden_candidates(kind: str, way: Plan, device: torch.device) -> None:
+    pot = potentials(device, kind)
+    bias = torch.tensor([-3.0, 0.0, 2.0], device=device)
+    forbid = torch.rand(3, 37, device=device) < 0.5
+    check(pot, way, max_len=5, stop_bias=bias, forbid=forbid)
+    check(pot, way, max_len=5, stop_bias=torch.tensor(-1.0, device=device), forbid=forbid[0])
+
+
+@pytest.mark.parametrize("way", WAYS, ids=WAY_IDS)
+@pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 64])
+def test_sizes_around_the_block(way: Plan, n: int, device: torch.device) -> None:
+    """All candidates are picked where there are few: what is left to choose in the end is the stop, for certain."""
+    check(potentials(device, n=n, batch=2, masked=n > 2), way, max_len=min(n, 5) + (n < 3), stop_bias=-20.0)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=WAY_IDS)
+@pytest.mark.parametrize("hidden", [1, 32, 33, 70])
+def test_hidden_sizes(way: Plan, hidden: int, device: torch.device) -> None:
+    check(potentials(device, hidden=hidden, batch=2), way, max_len=4, stop_bias=-2.0)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=WAY_IDS)
+def test_padding_may_hold_anything(way: Plan, device: torch.device) -> None:
+    """A row without a single candidate, NaN where nothing is read, and logits that rule a candidate out."""
+    pot = potentials(device, batch=3)
+    assert isinstance(pot.interaction, cpl.LowRank)
+    mask = pot.mask.clone()
+    mask[1] = False
+    unary = pot.unary.clone()
+    unary[2, mask[2]] = torch.where(torch.arange(int(mask[2].sum()), device=device) < 3, unary[2, mask[2]], -math.inf)
+    clean = cpl.Potentials(unary, pot.stop - 9, pot.interaction, mask)
+    check(clean, way, max_len=6)
+    keys = pot.interaction.keys.masked_fill(~mask.unsqueeze(-1), math.nan)
+    dirty = cpl.Potentials(
+        unary.masked_fill(~mask, math.nan), pot.stop - 9, cpl.LowRank(keys, pot.interaction.values), mask
+    )
+    without = cpl.Potentials(unary, pot.stop - 9, cpl.LowRank(pot.interaction.keys, pot.interaction.values), mask)
+    rules = Rules(clean, 6)
+    assert greedy_triton.decode(dirty, rules, way).tolist() == greedy_triton.decode(without, rules, way).tolist()
+
+
+@pytest.mark.parametrize(("kind", "way"), CASES)
+def test_of_equals_the_first_wins_and_a_candidate_before_the_stop(kind: str, way: Plan, device: torch.device) -> None:
+    n = 37
+    zeros = torch.zeros(1, n, 4, device=device)
+    W = cpl.Dense(torch.zeros(1, n, n, device=device)) if kind == "dense" else cpl.LowRank(zeros, zeros)
+    unary = torch.zeros(1, n, device=device)
+    unary[0, [5, 20, 33]] = 1.0
+    unary[0, 7] = -0.0
+    pot = cpl.Potentials(unary, torch.zeros(1, device=device), W)
+    found = greedy_triton.decode(pot, Rules(pot, 7), way)
+    assert found.tolist() == [[[5, 20, 33, 0, 1, 2, 3]]]
+
+
+@pytest.mark.parametrize(("kind", "way"), CASES)
+def test_strides_and_offsets(kind: str, way: Plan, device: torch.device) -> None:
+    """Slices of larger tensors, transposed, expanded: read where they lie."""
+    batch, n, hidden = 2, 37, 5
+    unary = torch.randn(n, 2 * batch + 1, device=device).T[1::2]
+    stop = torch.randn(3 * batch, device=device)[1::3]
+    mask = (torch.rand(n, device=device) > 0.2).expand(batch, n)
+    stop_row = torch.randn(batch, 3 * n + 1, device=device)[:, 1::3]
+    assert not any(x.is_contiguous() for x in (unary, stop, mask, stop_row))
+    interaction: cpl.Interaction
+    if kind == "dense":
+        for W in (
+            torch.randn(batch, n, n, device=device).transpose(1, 2),
+            torch.randn(n, n + 3, batch, device=device)[:, 3:].permute(2, 0, 1),
+        ):
+            check(cpl.Potentials(unary, stop, cpl.Dense(W, stop_row), mask), way, max_len=5, stop_bias=-3.0)
+        return
+    keys = torch.randn(batch, hidden + 2, n, device=device)[:, 2:].transpose(1, 2)
+    values = torch.randn(n, batch, 2 * hidden, device=device).transpose(0, 1)[..., ::2]
+    stop_key = torch.randn(hidden, batch, device=device).T
+    interaction = cpl.LowRank(keys, values, stop_key)
+    check(cpl.Potentials(unary, stop, interaction, mask), way, max_len=5, stop_bias=-3.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("kind", "way"), CASES)
+def test_half_precision(kind: str, way: Plan, dtype: torch.dtype, device: torch.device) -> None:
+    """Sums are float32; only a W that is built is rounded once more, as half precision is in plain torch."""
+    pot = potentials(device, kind, dtype=dtype)
+    if way.form == "dense" and kind == "lowrank":
+        found = greedy_triton.decode(pot, Rules(pot, 5), way)
+        with use("plain"):
+            plain = cpl.greedy(pot, 5)
+        exact = double(pot)
+        error = (found.log_prob[:, 0] - cpl.log_prob(exact, found.indices[:, 0], max_len=5)).abs().max()
+        plain_error = (plain.log_prob - cpl.log_prob(exact, plain.indices, max_len=5)).abs().max()
+        assert error <= 2 * max(float(plain_error), torch.finfo(dtype).eps)
+    else:
+        check(pot, way, max_len=5)
+
+
+def double(pot: cpl.Potentials) -> cpl.Potentials:
+    parts = {name: None if part is None else part.double() for name, part in vars(pot.interaction).items()}
+    return cpl.Potentials(pot.unary.double(), pot.stop.double(), type(pot.interaction)(**parts), pot.mask)
+
+
+@pytest.mark.parametrize(("kind", "way"), CASES)
+def test_a_long_decode_is_as_exact_as_plain_torch(kind: str, way: Plan, device: torch.device) -> None:
+    pot = potentials(device, kind, batch=4, n=50, masked=False)
+    found = greedy_triton.decode(pot, Rules(pot, 40, stop_bias=-50.0), way)
+    with use("plain"):
+        plain = cpl.greedy(pot, 40, stop_bias=-50.0)
+    exact = double(pot)
+    scores = cpl.log_prob(exact, found.indices[:, 0], max_len=40, stop_bias=-50.0)
+    error = (found.log_prob[:, 0] - scores).norm() / scores.norm()
+    plain_error = (
+        plain.log_prob - cpl.log_prob(exact, plain.indices, max_len=40, stop_bias=-50.0)
+    ).norm() / scores.norm()
+    assert error <= 2 * max(float(plain_error), torch.finfo(torch.float32).eps)
+
+
+# Sampling
+
+
+def law(pot: cpl.Potentials, max_len: int, temperature: float) -> dict[tuple[int, ...], float]:
+    """The probability of every sequence of at most two picks, by the definition."""
+    weights = torch.cat([pot.unary[0], pot.stop]).double().cpu()
+    effect = pot.interaction.dense()[0].double().cpu()
+    n = pot.num_candidates
+    first = (weights / temperature).softmax(0)
+    chances = {(): float(first[n])}
+    for i in range(n):
+        if max_len == 1:
+            chances[(i,)] = float(first[i])
+            continue
+        after = weights.clone()
+        after[:n] += effect[:, i]
+        after[i] = -math.inf
+        second = (after / temperature).softmax(0)
+        chances[(i,)] = float(first[i] * second[n])
+        chances |= {(i, j): float(first[i] * second[j]) for j in range(n) if j != i}
+    return chances
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[2], WAYS[4]], ids=lambda way: f"{way.form}-{way.path}")
+@pytest.mark.parametrize(("max_len", "temperature"), [(2, 1.0), (1, 2.5)])
+def test_samples_follow_their_law(way: Plan, max_len: int, temperature: float, device: torch.device) -> None:
+    pot = potentials(device, batch=1, n=3, masked=False, live=False)
+    draws = 50_000 if device.type == "cuda" else 300
+    generator = torch.Generator(device).manual_seed(3)
+    found = greedy_triton.decode(pot, Rules(pot, max_len), way, draws, temperature, generator)
+    seen = [tuple(picks) for picks in found.tolist()[0]]
+    for sequence, chance in law(pot, max_len, temperature).items():
+        deviation = math.sqrt(chance * (1 - chance) / draws)
+        assert abs(seen.count(sequence) / draws - chance) < 4 * deviation + 1e-6, sequence
+    scores = cpl.log_prob(double(pot[[0] * draws]), found.indices[0], max_len=max_len)
+    torch.testing.assert_close(found.log_prob[0].double(), scores, rtol=1e-5, atol=1e-5)
+
+
+def test_noise_is_gumbel_and_differs_everywhere(device: torch.device) -> None:
+    """With equal scores every candidate is as likely to be first; rows, samples and steps draw afresh."""
+    n = 4096
+    flat = cpl.Potentials(
+        torch.zeros(2, n, device=device),
+        torch.full((2,), -100.0, device=device),
+        cpl.LowRank(torch.zeros(2, n, 1, device=device), torch.zeros(2, n, 1, device=device)),
+    )
+    generator = torch.Generator(device).manual_seed(0)
+    found = greedy_triton.decode(flat, Rules(flat, 3), Plan("factored", "tiles", n), 8, 1.0, generator)
+    picks = found.indices.flatten()
+    assert len(picks.unique()) > 44  # of 48
+    assert 0.35 * n < float(picks.double().mean()) < 0.65 * n
+
+
+@pytest.mark.parametrize("way", WAYS, ids=WAY_IDS)
+def test_samples_are_reproducible_and_exactly_scored(way: Plan, device: torch.device) -> None:
+    pot = potentials(device, batch=2)
+    rules = Rules(pot, 4, 1, -1.0)
+
+    def draw(seed: int) -> cpl.Selection:
+        return greedy_triton.decode(pot, rules, way, 3, 1.5, torch.Generator(device).manual_seed(seed))
+
+    found = draw(0)
+    assert found.indices.equal(draw(0).indices)
+    assert not found.indices.equal(draw(1).indices)
+    for k in range(3):
+        scores = cpl.log_prob(double(pot), found.indices[:, k], max_len=4, min_len=1, stop_bias=-1.0)
+        torch.testing.assert_close(found.log_prob[:, k].double(), scores, rtol=1e-5, atol=1e-5)
+
+
+def test_ways_draw_the_same_samples(device: torch.device) -> None:
+    pot = potentials(device, batch=2)
+    drawn = [
+        greedy_triton.decode(pot, Rules(pot, 4), way, 3, 1.0, torch.Generator(device).manual_seed(5)).tolist()
+        for way in WAYS
+    ]
+    assert all(one == other for one, other in pairwise(drawn))
+
+
+# Choosing
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """The plans that the kernels were run with."""
+    plans: list[Plan] = []
+    run = greedy_triton.decode
+
+    def spy(pot: cpl.Potentials, rules: Rules, way: Plan, *rest: Any) -> cpl.Selection:
+        plans.append(way)
+        return run(pot, rules, way, *rest)
+
+    monkeypatch.setattr(greedy_triton, "decode", spy)
+    return plans
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_public_decoders_run_the_kernels(kind: str, seen: list[Plan], device: torch.device) -> None:
+    pot = potentials(device, kind)
+    with use("plain"):
+        plain = cpl.greedy(pot, 5, min_len=1, stop_bias=-1.0)
+        cautious = cpl.greedy(pot, 5, stop_threshold=0.1)
+    assert seen == []
+    with use("triton"):
+        found = cpl.greedy(pot, 5, min_len=1, stop_bias=-1.0)
+        assert cpl.greedy(pot, 5, stop_threshold=0.1).indices.equal(cautious.indices)
+        sampled = cpl.sample(pot, 2, max_len=3, generator=torch.Generator(device).manual_seed(0))
+    assert seen == [Plan("dense", "block", 64)] * 3
+    assert found.indices.equal(plain.indices)
+    assert found.lengths.equal(plain.lengths)
+    torch.testing.assert_close(found.log_prob, plain.log_prob)
+    assert sampled.indices.shape == (2, 3, 3)
+    cpl.greedy(pot, 5)
+    assert len(seen) == (4 if device.type == "cuda" else 3)  # by themselves they run on CUDA only
+
+
+def test_what_the_kernels_cannot_do_is_refused_when_they_are_forced(device: torch.device) -> None:
+    pot = potentials(device)
+    wide = cpl.Contextual(pot.interaction.keys, pot.interaction.values, lambda s, count: s)  # type: ignore[attr-defined]
+    with use("triton"):
+        with pytest.raises(ValueError, match="Contextual"):
+            cpl.greedy(cpl.Potentials(pot.unary, pot.stop, wide, pot.mask), 3)
+        with pytest.raises(ValueError, match="constraints other than Forbid"):
+            cpl.greedy(pot, 3, constraints=[cpl.Require(pot.mask & False)])
+        with pytest.raises(ValueError, match="float64"):
+            cpl.greedy(double(pot), 3)
+        with pytest.raises(ValueError, match="top_k"):
+            cpl.sample(pot, top_k=2)
+        with pytest.raises(ValueError, match="shape"):
+            cpl.greedy(pot[[]])
+    assert cpl.greedy(double(pot), 3).log_prob.dtype == torch.float64
+    assert cpl.sample(pot, top_k=2, max_len=3).indices.shape == (3, 3)
+
+
+def test_the_switch() -> None:
+    with pytest.raises(ValueError, match="mode: expected one of 'auto', 'plain', 'triton', got 'cuda'"):
+        set_kernels("cuda")
+    with pytest.raises(RuntimeError), use("plain"):
+        assert dispatch._mode == "plain"
+        raise RuntimeError
+    assert dispatch._mode == "auto"
+    set_kernels("plain")
+    assert dispatch._mode == "plain"
+    set_kernels("auto")
+
+
+@pytest.mark.parametrize(
+    ("batch", "n", "kind", "dtype", "expected"),
+    [
+        (1024, 1024, "dense", torch.float32, Plan("dense", "block", 1024)),
+        (1, 8192, "dense", torch.float32, Plan("dense", "block", 8192)),
+        (1, 65_536, "dense", torch.bfloat16, Plan("dense", "tiles", 4096)),
+        (1, 1, "dense", torch.float32, Plan("dense", "block", 16)),
+        (1, 1024, "lowrank", torch.float32, Plan("dense", "block", 1024)),
+        (64, 1024, "lowrank", torch.bfloat16, Plan("dense", "block", 1024)),
+        (1024, 1024, "lowrank", torch.float32, Plan("factored", "tiles", 256)),
+        (256, 65_536, "lowrank", torch.float32, Plan("factored", "tiles", 256)),
+        (1, 65_536, "lowrank", torch.float32, None),  # one program would read 33 MB a step on its own
+    ],
+)
+def test_the_plan_for_a_size(batch: int, n: int, kind: str, dtype: torch.dtype, expected: Plan | None) -> None:
+    def shape(*sizes: int) -> Tensor:
+        return torch.empty(*sizes, dtype=dtype, device="meta")
+
+    hidden = 128
+    interaction: cpl.Interaction
+    if kind == "dense":
+        interaction = cpl.Dense(shape(batch, n, n))
+    else:
+        interaction = cpl.LowRank(shape(batch, n, hidden), shape(batch, n, hidden))
+    pot = cpl.Potentials(shape(batch, n), shape(batch), interaction)
+    assert dispatch.plan(pot, Rules(pot, 30)) == expected
+    with use("triton"):
+        assert dispatch.plan(pot, Rules(pot, 30)) is not None

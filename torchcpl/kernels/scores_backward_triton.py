@@ -1,0 +1,144 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""The gradient of ``scores_triton``, whose logits are computed again, tile by tile:
+
+    p = exp(logits − norm),     ∂logits = [to come]·∂picks − p·(number·∂picks + ∂stop)
+
+and from that ∂contexts = ∂logits·keys, ∂keys = ∂logitsᵀ·contexts and ∂unary = Σ ∂logits. ``grads`` (2, B·M) holds
+∂picks and ∂stop.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from torchcpl.kernels.scores_triton import VARYING, coming, load_rows, load_unary, score, share_of
+
+
+@triton.jit
+def load_gradients(found, grads, contexts, at, there):
+    """Of contexts: the two parts of norm, ∂picks, and what p is weighted with, number·∂picks + ∂stop."""
+    peak = tl.load(found + 2 * contexts + at, mask=there, other=float("inf"))  # p is zero where nothing is there
+    rest = tl.load(found + 3 * contexts + at, mask=there, other=0.0)
+    number = tl.load(found + 4 * contexts + at, mask=there, other=0.0)
+    d_picks = tl.load(grads + at, mask=there, other=0.0)
+    return peak, rest, d_picks, number * d_picks + tl.load(grads + contexts + at, mask=there, other=0.0)
+
+
+@triton.jit
+def gradient(logits, soon, peak, rest, d_picks, weight):
+    """∂logits."""
+    return tl.where(soon, d_picks, 0.0) - tl.exp(logits - peak - rest) * weight
+
+
+@triton.jit
+def store_stop(d_stop, stop, grads, contexts, at, there, peak, rest, weight):
+    final = tl.load(stop, mask=there, other=-float("inf"))
+    slope = tl.load(grads + contexts + at, mask=there, other=0.0) - tl.exp(final - peak - rest) * weight
+    tl.store(d_stop + at, tl.where(final > -float("inf"), slope, 0.0), mask=there)
+
+
+@triton.jit
+def store_rows(pointer, at, there, values, start, H, WIDTH: tl.constexpr):
+    h = start + tl.arange(0, WIDTH)
+    tl.store(pointer + at[:, None] * H + h[None, :], values, mask=there[:, None] & (h < H)[None, :])
+
+
+# fmt: off
+@triton.jit(do_not_specialize=VARYING)
+def backward_contexts(
+    query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, stop, stop_b, stop_m,
+    found, grads, d_query, d_stop, d_keys, d_unary, N, P, T, H, ahead,
+    TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+):
+    # fmt: on
+    """∂contexts of a tile over this program's share of the candidates, and ∂stop.
+
+    Where the tile is all contexts of its row, ∂keys and ∂unary come out of the same walk if they are asked for.
+    """
+    tiles = tl.maximum(tl.cdiv(T, TALL), 1)
+    tile = tl.program_id(0) % tiles
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    contexts = tl.num_programs(0) // tiles * (T + 1)
+    b = row // P
+    t = tile * TALL + 1 + tl.arange(0, TALL)
+    base = row * (T + 1)
+    query += base * H
+    rank += row * N
+    stop += b * stop_b + row % P * (T + 1) * stop_m
+    keys += b * keys_b
+    unary += b * unary_b
+    real += b * real_b
+    peak, rest, d_picks, weight = load_gradients(found, grads, contexts, base + t, t <= T)
+    peak_0, rest_0, d_picks_0, weight_0 = load_gradients(found, grads, contexts, base, True)
+    if tl.program_id(1) == 0:
+        store_stop(d_stop, stop + t * stop_m, grads, contexts, base + t, t <= T, peak, rest, weight)
+        store_stop(d_stop, stop, grads, contexts, base, tile == 0, peak_0, rest_0, weight_0)
+
+    d_q = tl.zeros((TALL, DEEP), tl.float32)
+    first, last = share_of(N, WIDE)
+    for start in range(first, last, WIDE):
+        n = start + tl.arange(0, WIDE)
+        theta, there = load_unary(n, unary, unary_n, real, real_n, N)
+        ranks = tl.load(rank + n, mask=n < N, other=-1)
+        logits, left = score(
+            query, t, T, keys, keys_n, keys_h, n, theta, there, ranks, N, H, TALL, WIDE, DEEP, PART, PRECISION
+        )
+        soon = coming(left, ranks[None, :], T, ahead)
+        d_logits = gradient(logits, soon, peak[:, None], rest[:, None], d_picks[:, None], weight[:, None])
+        k = load_rows(keys, n, keys_n, keys_h, n < N, 0, H, DEEP)
+        d_q = tl.dot(d_logits.to(k.dtype), k, d_q, input_precision=PRECISION)
+        if d_keys is not None:
+            for part in tl.static_range(0, DEEP, PART):
+                q = load_rows(query, t, H, 1, t <= T, part, H, PART)
+                d_k = tl.dot(tl.trans(d_logits.to(q.dtype)), q, input_precision=PRECISION)
+                store_rows(d_keys + b * N * H, n, n < N, d_k, part, H, PART)
+            logit_0 = tl.where(there, theta, -float("inf"))
+            d_theta = gradient(logit_0, coming(ranks, ranks, T, ahead), peak_0, rest_0, d_picks_0, weight_0)
+            tl.store(d_unary + b * N + n, d_theta + tl.sum(d_logits, 0), mask=n < N)
+    d_query += tl.program_id(1).to(tl.int64) * contexts * H
+    store_rows(d_query + base * H, t, t <= T, d_q, 0, H, DEEP)
+    h = tl.arange(0, DEEP)
+    tl.store(d_query + base * H + h, tl.zeros((DEEP,), tl.float32), mask=h < tl.where(tile == 0, H, 0))
+
+
+# fmt: off
+@triton.jit(do_not_specialize=VARYING)
+def backward_keys(
+    query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, stop, stop_b, stop_m,
+    found, grads, d_keys, d_unary, N, P, T, H, ahead,
+    TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+):
+    # fmt: on
+    """∂keys and ∂unary of a tile of candidates, over all contexts of their row."""
+    b = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    contexts = tl.num_programs(0) * P * (T + 1)
+    keys += b * keys_b
+    unary += b * unary_b
+    real += b * real_b
+    theta, there = load_unary(n, unary, unary_n, real, real_n, N)
+    logit_0 = tl.where(there, theta, -float("inf"))
+
+    d_k = tl.zeros((WIDE, DEEP), tl.float32)
+    d_theta = tl.zeros((WIDE,), tl.float32)
+    tiles = tl.maximum(tl.cdiv(T, TALL), 1)
+    for tile in range(P * tiles):
+        row = b * P + tile // tiles
+        base = row * (T + 1)
+        t = (tile % tiles) * TALL + 1 + tl.arange(0, TALL)
+        ranks = tl.load(rank + row * N + n, mask=n < N, other=-1)
+        here = query + base * H
+        peak, rest, d_picks, weight = load_gradients(found, grads, contexts, base + t, t <= T)
+        logits, left = score(
+            here, t, T, keys, keys_n, keys_h, n, theta, there, ranks, N, H, TALL, WIDE, DEEP, PART, PRECISION
+        )
+        soon = coming(left, ranks[None, :], T, ahead)
+        d_logits = gradient(logits, soon, peak[:, None], rest[:, None], d_picks[:, None], weight[:, None])
+        q = load_rows(here, t, H, 1, t <= T, 0, H, DEEP)
+        d_k = tl.dot(tl.trans(d_logits.to(q.dtype)), q, d_k, input_precision=PRECISION)
+        d_theta += tl.sum(d_logits, 0)
+        peak, rest, d_picks, weight = load_gradients(found, grads, contexts, base, tile % tiles == 0)
+        d_theta += gradient(logit_0, coming(ranks, ranks, T, ahead), peak, rest, d_picks, weight)
+    store_rows(d_keys + b * N * H, n, n < N, d_k, 0, H, DEEP)
+    tl.store(d_unary + b * N + n, d_theta, mask=n < N)
