@@ -212,7 +212,10 @@ def bench_memory() -> list[dict[str, Any]]:
     return [
         {
             "work": "train and decode, LowRank",
-            **{"B": 8, "N": 20_000, "T": 32, "h": 64},
+            "B": 8,
+            "N": 20_000,
+            "T": 32,
+            "h": 64,
             "ms": ms,
             "peak_mib": peak,
             "peak_mib_before": before,

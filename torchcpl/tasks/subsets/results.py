@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torchcpl.config import override
-from torchcpl.results import device_name, load_checkpoint, load_weights, run_info
+from torchcpl.results import device_name, load_checkpoint, load_weights, read_json, run_info
 from torchcpl.selectors import kmeans
 from torchcpl.selectors.pointer import PointerHead
 from torchcpl.tables import Column, Table, summarise
@@ -192,7 +192,7 @@ def _cluster(bags: Bags) -> Any:
 
 
 def _info(runs: Sequence[Run[SubsetsConfig]]) -> dict[str, Any]:
-    trained_on = ", ".join(sorted({str(run.state["device"]) for run in runs}))
+    trained_on = ", ".join(sorted({read_json(run.path / "info.json")["device"] for run in runs}))
     info = run_info(seeds=sorted({run.config.seed for run in runs}), device=device_of(here(runs[0].config)))
     return info | {"trained_on": trained_on}
 

@@ -54,6 +54,7 @@ class SubsetsConfig(TrainConfig):
     layers: int = option(3, "encoder layers", low=0)
     heads: int = option(4, "attention heads", low=1)
     ffn: int = option(1024, "width of the feed-forward blocks", low=1)
+    projection: bool = option(True, "a linear layer before the encoder; without it only where widths differ")
     dropout: float = option(0.1, "dropout in encoder, decoder and heads", low=0.0, high=0.9)
     input_dropout: float = option(0.0, "dropout on the features", low=0.0, high=0.9)
     input_mix: float = option(
@@ -93,7 +94,9 @@ class SubsetsModel(nn.Module):
             scale = deviation.where(deviation > 1e-6, 1.0)  # a constant feature stays small where it is not constant
         self.register_buffer("shift", shift)
         self.register_buffer("scale", scale)
-        self.input = nn.Sequential(nn.Dropout(config.input_dropout), nn.Linear(width, config.dim))
+        bridge = config.projection or width != config.dim
+        project = nn.Linear(width, config.dim) if bridge else nn.Identity()
+        self.input = nn.Sequential(nn.Dropout(config.input_dropout), project)
         self.encoder = Encoder(config.dim, config.layers, config.heads, config.ffn, config.dropout)
         self.method = build_method(config)
         self.max_len = config.max_len

@@ -1,0 +1,333 @@
+"""The loss kernels, forward and backward, against loops in float64, on a GPU or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchcpl as cpl
+from torchcpl import functional
+from torchcpl.constraints import Rules
+from torchcpl.kernels import nll_triton, use
+from torchcpl.kernels.nll_triton import Tiles, tiles
+
+Leaves = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # unary, stop, keys, values, stop_key
+Twin = Callable[[cpl.Potentials, Tensor, Rules, bool], tuple[Tensor, Tensor]]
+
+NAMES = ("picks", "stop", "∂unary", "∂stop", "∂keys", "∂values", "∂stop_key")
+
+
+def draw(batch: int, n: int, hidden: int, dtype: torch.dtype, device: torch.device) -> Leaves:
+    shapes = ((batch, n), (batch,), (batch, n, hidden), (batch, n, hidden), (batch, hidden))
+    unary, stop, keys, values, stop_key = (torch.randn(*shape).to(device, dtype) for shape in shapes)
+    return unary, stop, keys, values, stop_key
+
+
+def sequences(mask: Tensor, count: int, steps: int) -> Tensor:
+    """(B, P, T) random picks among what is there, the first row's two short of the last."""
+    keys = torch.rand(mask.shape[0], count, mask.shape[1]).masked_fill(~mask.cpu().unsqueeze(1), 2)
+    order = keys.argsort(-1)[..., :steps]
+    order = order.masked_fill(keys.gather(-1, order) == 2, -1)
+    if steps > 2:
+        order[0, :, steps - 2 :] = -1
+    return order.to(mask.device)
+
+
+def reference(leaves: Leaves, mask: Tensor, order: Tensor, remaining: bool, live: bool = True) -> tuple[Tensor, Tensor]:
+    """One sequence and one prefix at a time, over the dense W."""
+    unary, stop, keys, values, stop_key = leaves
+    root = math.sqrt(keys.shape[2])
+    batch, count, steps = order.shape
+    picks, stops = [], []
+    for b in range(batch):
+        W = keys[b] @ values[b].T / root
+        row = values[b] @ stop_key[b] / root
+        for p in range(count):
+            items = [i for i in order[b, p].tolist() if i >= 0]
+            for t in range(steps + 1):
+                before, after = items[:t], items[t:]
+                gone = ~mask[b]
+                gone = gone.index_fill(0, torch.tensor(before, device=gone.device).long(), True)
+                logits = (unary[b] + W[:, before].sum(1)).masked_fill(gone, -math.inf)
+                last = stop[b : b + 1] + (row[before].sum() if live else 0)
+                if bool((torch.cat([logits, last]) == -math.inf).all()):
+                    last = torch.zeros_like(last)
+                log_probs = torch.cat([logits, last]).log_softmax(0)
+                wanted = after if remaining else after[:1]
+                picks.append(log_probs[wanted].sum() if wanted else unary.new_zeros(()))
+                stops.append(log_probs[-1])
+    shape = (batch, count, steps + 1)
+    return torch.stack(picks).view(shape), torch.stack(stops).view(shape)
+
+
+def plain(leaves: Leaves, mask: Tensor, order: Tensor, remaining: bool, live: bool = True, twin: Any = None) -> Any:
+    unary, stop, keys, values, stop_key = leaves
+    pot = cpl.Potentials(unary, stop, cpl.LowRank(keys, values, stop_key if live else None), mask)
+    return (twin or functional.prefix_log_probs)(pot, order, Rules(pot), remaining)
+
+
+def fused(leaves: Leaves, mask: Tensor, order: Tensor, remaining: bool, live: bool = True) -> Any:
+    return plain(leaves, mask, order, remaining, live, nll_triton.prefix_log_probs)
+
+
+def results(way: Any, leaves: Leaves, mask: Tensor, order: Tensor, remaining: bool, live: bool = True) -> list[Tensor]:
+    """Both outputs and the gradients of a sum of them with uneven weights, over what lies before the end."""
+    leaves = tuple(leaf.detach().requires_grad_() for leaf in leaves)  # type: ignore[assignment]
+    picks, stop = way(leaves, mask, order, remaining, live)
+    weight = torch.linspace(0.5, 1.5, picks.numel(), device=picks.device, dtype=torch.float64).view(picks.shape)
+    ended = torch.arange(picks.shape[2], device=picks.device) > (order >= 0).sum(-1, keepdim=True)
+    loss = (picks * weight).masked_fill(ended, 0).sum() + (stop * (2 - weight)).masked_fill(ended, 0).sum()
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+    kept = [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves, strict=True)]
+    return [picks.detach().masked_fill(ended, 0), stop.detach().masked_fill(ended, 0), *kept]
+
+
+def check(leaves: Leaves, mask: Tensor, order: Tensor, remaining: bool = False, live: bool = True) -> None:
+    """At most twice the error of plain torch in the same precision, which in turn is at least a rounding's."""
+    dtype = leaves[2].dtype
+    exact = results(reference, tuple(x.double() for x in leaves), mask, order, remaining, live)  # type: ignore[arg-type]
+    ours = results(fused, leaves, mask, order, remaining, live)
+    theirs = results(plain, leaves, mask, order, remaining, live)
+    for name, want, have, other in zip(NAMES, exact, ours, theirs, strict=True):
+        scale = float(want.norm()) + 1e-30
+        error, allowed = float((have - want).norm()) / scale, float((other - want).norm()) / scale
+        assert error <= 2 * max(allowed, torch.finfo(dtype).eps), f"{name}: {error:.1e}, plain torch {allowed:.1e}"
+
+
+@pytest.fixture
+def force(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Tiles]]:
+    """Change the tiles the kernels choose; returns the list of those that were used."""
+
+    def with_changes(**changes: Any) -> list[Tiles]:
+        used: list[Tiles] = []
+
+        def forced(batch: int, count: int, steps: int, *rest: Any) -> Tiles:
+            chosen = replace(tiles(batch, count, steps, *rest), **changes)
+            number = batch * count * max(1, -(-steps // chosen.steps))
+            chosen = replace(chosen, count=number, both=chosen.both and number == batch)
+            used.append(chosen)
+            return chosen
+
+        monkeypatch.setattr(nll_triton, "tiles", forced)
+        return used
+
+    return with_changes
+
+
+# Each branch by the tiles that lead to it; P, T and N to go with them.
+BRANCHES = [
+    pytest.param({}, 1, 5, 37, id="one-walk"),
+    pytest.param({"both": False}, 1, 5, 37, id="two-walks"),
+    pytest.param({"split": 3, "candidates": 16}, 1, 5, 70, id="one-walk-split"),
+    pytest.param({"split": 2, "both": False, "candidates": 16}, 2, 3, 40, id="two-walks-split"),
+    pytest.param({"split": 5, "candidates": 16}, 1, 3, 17, id="more-parts-than-tiles"),
+    pytest.param({"steps": 16}, 1, 35, 40, id="several-tiles-of-contexts"),
+    pytest.param({}, 3, 4, 20, id="several-sequences"),
+    pytest.param({"part": 16, "hidden": 64}, 1, 4, 20, id="hidden-in-parts"),
+]
+
+
+@pytest.mark.parametrize(("changes", "count", "steps", "n"), BRANCHES)
+@pytest.mark.parametrize("remaining", [False, True], ids=["next", "remaining"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_every_branch_is_as_exact_as_plain_torch(
+    changes: dict[str, Any],
+    count: int,
+    steps: int,
+    n: int,
+    remaining: bool,
+    dtype: torch.dtype,
+    force: Callable[..., list[Tiles]],
+    device: torch.device,
+) -> None:
+    used = force(**changes)
+    mask = (torch.rand(2, n) > 0.1).to(device)
+    check(draw(2, n, 20, dtype, device), mask, sequences(mask, count, steps), remaining)
+    assert len(used) == 2  # forward and backward
+    for name, value in changes.items():
+        assert all(getattr(tile, name) == value for tile in used)
+    assert used[0].both == (used[0].count == 2 and changes.get("both", True))
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "n", "hidden", "count", "steps"),
+    [(1, 1, 1, 1, 1), (2, 1, 3, 2, 0), (1, 64, 16, 1, 16), (2, 65, 33, 1, 17), (1, 5, 4, 2, 5), (3, 9, 130, 1, 2)],
+)
+def test_sizes(batch: int, n: int, hidden: int, count: int, steps: int, live: bool, device: torch.device) -> None:
+    mask = torch.ones(batch, n, dtype=torch.bool, device=device)
+    check(draw(batch, n, hidden, torch.float32, device), mask, sequences(mask, count, steps), True, live)
+
+
+def test_rows_without_candidates_and_without_picks(device: torch.device) -> None:
+    """A row that is all padding, one whose target is empty, and junk where the mask says nothing is."""
+    mask = torch.rand(3, 20, device=device) > 0.3
+    mask[1] = False
+    order = sequences(mask, 2, 4)
+    order[2] = -1
+    unary, stop, keys, values, stop_key = draw(3, 20, 6, torch.float32, device)
+    check((unary, stop, keys, values, stop_key), mask, order)
+    check((unary.masked_fill(~mask, 1e30), stop, keys, values, stop_key), mask, order, True)
+    junk = unary.masked_fill(~mask, math.nan)
+    for have, want in zip(
+        results(fused, (junk, stop, keys, values, stop_key), mask, order, False),
+        results(fused, (unary, stop, keys, values, stop_key), mask, order, False),
+        strict=True,
+    ):
+        assert have.equal(want)
+
+
+def test_logits_of_minus_infinity(device: torch.device) -> None:
+    """Candidates that are ruled out, and a stop that is certain although its own logit is −inf: nothing else is left."""
+    unary, stop, keys, values, stop_key = draw(2, 6, 4, torch.float32, device)
+    mask = torch.ones(2, 6, dtype=torch.bool, device=device)
+    order = torch.tensor([[[4, 1, 0, 5, 3, 2]], [[0, 5, 3, 2, -1, -1]]], device=device)
+    unary[1, [1, 4]] = -math.inf
+    stop = torch.full_like(stop, -math.inf)
+    leaves = tuple(x.requires_grad_() for x in (unary, stop, keys, values, stop_key))
+    picks, last = fused(leaves, mask, order, False, False)  # type: ignore[arg-type]
+    expected, expected_last = reference(tuple(x.double() for x in leaves), mask, order, False, False)  # type: ignore[arg-type]
+    torch.testing.assert_close(picks.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(last.double(), expected_last, rtol=1e-5, atol=1e-5)
+    (picks.sum() + last[0, 0, 6] + last[1, 0, 4]).backward()
+    assert all(bool(leaf.grad.isfinite().all()) for leaf in leaves[2:4])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_strides_and_offsets(dtype: torch.dtype, device: torch.device) -> None:
+    batch, n, hidden, steps = 2, 37, 20, 4
+
+    def some(*shape: int) -> Tensor:
+        return torch.randn(*shape).to(device, dtype)
+
+    unary = some(n, 2 * batch + 1).T[1::2]
+    stop = some(3 * batch)[1::3]
+    keys = some(batch, hidden + 2, n)[:, 2:].transpose(1, 2)
+    values = some(n, batch, 2 * hidden).transpose(0, 1)[..., ::2]
+    stop_key = some(hidden, batch).T
+    mask = (torch.rand(n, device=device) > 0.2).expand(batch, n)
+    order = sequences(mask, steps, 2).transpose(1, 2)  # (B, 2, T) that is not contiguous
+    order = torch.where(order == order[:, :1], order, order) if order.is_contiguous() else order
+    distinct = sequences(mask, 2, 2 * steps)[..., ::2]
+    assert not any(x.is_contiguous() for x in (unary, stop, keys, values, stop_key, mask, distinct))
+    check((unary, stop, keys, values, stop_key), mask, distinct)
+
+
+def test_runs_are_the_same_to_the_bit(force: Callable[..., list[Tiles]], device: torch.device) -> None:
+    force(split=3, candidates=16)
+    mask = torch.ones(2, 50, dtype=torch.bool, device=device)
+    leaves, order = draw(2, 50, 8, torch.float32, device), sequences(mask, 3, 4)
+    first, second = (results(fused, leaves, mask, order, True) for _ in range(2))
+    assert all(one.equal(other) for one, other in zip(first, second, strict=True))
+
+
+# Through the public functions
+
+
+LOSSES: dict[str, Callable[[cpl.Potentials, Tensor], Tensor]] = {
+    "ordered": lambda pot, target: cpl.ordered_nll(pot, target, reduction="none"),
+    "ordered per step": lambda pot, target: cpl.ordered_nll(pot, target, per_step=True),
+    "subset": lambda pot, target: cpl.subset_nll(
+        pot, target, 3, generator=torch.Generator(target.device).manual_seed(0)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_losses_use_the_kernels(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = torch.rand(3, 20, device=device) > 0.2
+    target = sequences(mask, 1, 4)[:, 0]
+    leaves = draw(3, 20, 6, torch.float32, device)
+    calls = []
+    run = nll_triton.prefix_log_probs
+    monkeypatch.setattr(nll_triton, "prefix_log_probs", lambda *given: calls.append(1) or run(*given))
+
+    def loss(mode: str) -> tuple[Tensor, ...]:
+        own = [leaf.detach().requires_grad_() for leaf in leaves]
+        unary, stop, keys, values, stop_key = own
+        with use(mode):
+            value = LOSSES[name](cpl.Potentials(unary, stop, cpl.LowRank(keys, values, stop_key), mask), target)
+        return value.detach(), *torch.autograd.grad(value.sum(), own)
+
+    expected = loss("plain")
+    assert not calls
+    for have, want in zip(loss("triton"), expected, strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-6)
+    assert len(calls) == 1
+    loss("auto")
+    assert len(calls) == (2 if device.type == "cuda" else 1)  # by themselves they run on CUDA only
+
+
+def test_what_the_kernels_cannot_do_is_refused_when_they_are_forced(device: torch.device) -> None:
+    unary, stop, keys, values, _ = draw(2, 8, 4, torch.float32, device)
+    order = torch.tensor([[1, 2], [3, -1]], device=device)
+
+    def loss(keys: Tensor = keys, values: Tensor = values, unary: Tensor = unary) -> Tensor:
+        return cpl.ordered_nll(cpl.Potentials(unary, stop.to(unary), cpl.LowRank(keys, values)), order)
+
+    with use("triton"):
+        loss()
+        with pytest.raises(ValueError, match="Dense"):
+            cpl.ordered_nll(cpl.Potentials(unary, stop, cpl.Dense(keys @ values.transpose(1, 2))), order)
+        with pytest.raises(ValueError, match="float64"):
+            loss(keys.double(), values.double())
+        with pytest.raises(ValueError, match="float16"):
+            loss(keys.half(), values.half())
+        with pytest.raises(ValueError, match="a hidden size of 300"):
+            loss(keys.repeat(1, 1, 75), values.repeat(1, 1, 75))
+        with pytest.raises(ValueError, match="shape"):
+            cpl.ordered_nll(cpl.Potentials(unary[:0], stop[:0], cpl.LowRank(keys[:0], values[:0])), order[:0])
+    assert loss(keys.double(), values.double(), unary.double()).dtype == torch.float64
+
+
+def test_a_second_derivative_is_refused(device: torch.device) -> None:
+    unary, stop, keys, values, _ = (leaf.requires_grad_() for leaf in draw(1, 8, 4, torch.float32, device))
+    pot = cpl.Potentials(unary, stop, cpl.LowRank(keys, values))
+    with use("triton"):
+        loss = cpl.ordered_nll(pot, torch.tensor([[1, 2]], device=device))
+    (slope,) = torch.autograd.grad(loss, keys, create_graph=True)
+    with pytest.raises(RuntimeError):
+        slope.sum().backward()
+
+
+def test_the_compiler_sees_one_operation(device: torch.device) -> None:
+    """``torch.compile`` takes the kernels as operations of their own, without a break in the graph."""
+    mask = torch.rand(2, 20, device=device) > 0.2
+    order = sequences(mask, 1, 4)[:, 0]
+    leaves = draw(2, 20, 6, torch.float32, device)
+
+    def loss(unary: Tensor, stop: Tensor, keys: Tensor, values: Tensor, stop_key: Tensor) -> Tensor:
+        return cpl.ordered_nll(cpl.Potentials(unary, stop, cpl.LowRank(keys, values, stop_key), mask), order)
+
+    def run(function: Callable[..., Tensor]) -> list[Tensor]:
+        own = [leaf.detach().requires_grad_() for leaf in leaves]
+        value = function(*own)
+        return [value.detach(), *torch.autograd.grad(value, own)]
+
+    with use("triton"):
+        eager = run(loss)
+        compiled = run(torch.compile(loss, backend="aot_eager", fullgraph=True))
+    for have, want in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(have, want)
+
+
+@pytest.mark.parametrize(
+    ("batch", "count", "steps", "n", "hidden", "dtype", "expected"),
+    [
+        (256, 1, 32, 1024, 128, torch.float32, (32, 64, 128, 32, 256, 2, True)),
+        (256, 10, 10, 160, 256, torch.bfloat16, (16, 32, 256, 256, 2560, 1, False)),
+        (8, 1, 64, 65_536, 128, torch.bfloat16, (64, 64, 128, 128, 8, 33, True)),
+        (1, 1, 0, 1, 1, torch.float32, (16, 64, 16, 16, 1, 1, True)),
+    ],
+)
+def test_the_tiles_for_a_size(
+    batch: int, count: int, steps: int, n: int, hidden: int, dtype: torch.dtype, expected: tuple[Any, ...]
+) -> None:
+    tile = tiles(batch, count, steps, n, hidden, dtype)
+    assert (tile.steps, tile.candidates, tile.hidden, tile.part, tile.count, tile.split, tile.both) == expected
