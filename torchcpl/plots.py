@@ -253,8 +253,8 @@ def precision_recall(trades: Mapping[str, Trade], colours: Mapping[str, str]) ->
         precision = f1 * recall / np.maximum(2 * recall - f1, 1e-9)
         seen = (2 * recall > f1) & (precision <= 1.0)
         axes.plot(recall[seen], precision[seen], color=FAINT, linewidth=0.6, zorder=1)
-        axes.text(f1 / (2 - f1), 1.005, f"{f1:g}", ha="center", va="bottom", fontsize=6, color="#8a93a0")
-    axes.text(0.0, 1.005, "F1 =", ha="left", va="bottom", fontsize=6, color="#8a93a0")
+        said = f"{f1:g}" if f1 > 0.2 else f"F1 = {f1:g}"
+        axes.text(f1 / (2 - f1), 1.005, said, ha="center", va="bottom", fontsize=6, color="#8a93a0")
     for name, trade in trades.items():
         if len(trade.recall) > 1:
             axes.plot(trade.recall, trade.precision, "-", color=colours[name], linewidth=1.3, zorder=2)
@@ -278,9 +278,9 @@ def picked_images(images: Array, labels: Array, picks: Sequence[int], names: Seq
     H, W = images.shape[1:3]
     scale = max(1, -(-24 // H))  # small images are enlarged, so that their pixels stay crisp
     cell = WIDTH * 0.9 / per_row
-    figure = _figure(WIDTH, len(groups) * cell * H / W * 1.22 + 0.1)
+    figure = _figure(WIDTH, len(groups) * cell * H / W * 1.34 + 0.1)
     axes = figure.subplots()
-    gap, number = 0.22, {int(pick): i for i, pick in enumerate(picks, 1)}
+    gap, number = 0.34, {int(pick): i for i, pick in enumerate(picks, 1)}
     for line, group in enumerate(groups):
         members = np.flatnonzero(labels == group)
         # Picks first, in order: the rest of a long row may be cut.
@@ -292,14 +292,14 @@ def picked_images(images: Array, labels: Array, picks: Sequence[int], names: Seq
             picked = int(member) in number
             axes.imshow(
                 picture, cmap="gray_r", vmin=0, vmax=255, extent=(x + 0.04, x + 0.96, y + 0.04, y + 0.96),
-                alpha=1.0 if picked else 0.5, interpolation="nearest", aspect="auto",
+                alpha=1.0 if picked else 0.6, interpolation="nearest", aspect="auto",
             )  # fmt: skip
             if picked:
                 axes.add_patch(_frame(x, y, PALETTE[2]))
                 axes.text(
-                    x + 0.02, y + 1.02, str(number[int(member)]), ha="center", va="center", fontsize=6,
+                    x + 0.06, y + 1.0, str(number[int(member)]), ha="center", va="center", fontsize=6,
                     fontweight="bold", color="white", zorder=6,
-                    bbox={"boxstyle": "circle,pad=0.18", "facecolor": PALETTE[2], "edgecolor": "none"},
+                    bbox={"boxstyle": "circle,pad=0.16", "facecolor": PALETTE[2], "edgecolor": "white", "linewidth": 0.6},
                 )  # fmt: skip
     axes.set_xlim(-0.5, per_row)
     axes.set_ylim(-(len(groups) - 1) * (1 + gap) - 0.1, 1.25)

@@ -18,7 +18,6 @@ from torchcpl.kernels import nll_triton, use
 from torchcpl.kernels.nll_triton import Tiles, tiles
 
 Leaves = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # unary, stop, keys, values, stop_key
-Twin = Callable[[cpl.Potentials, Tensor, Rules, bool], tuple[Tensor, Tensor]]
 
 NAMES = ("picks", "stop", "∂unary", "∂stop", "∂keys", "∂values", "∂stop_key")
 
@@ -90,14 +89,17 @@ def results(way: Any, leaves: Leaves, mask: Tensor, order: Tensor, remaining: bo
 
 def check(leaves: Leaves, mask: Tensor, order: Tensor, remaining: bool = False, live: bool = True) -> None:
     """At most twice the error of plain torch in the same precision, which in turn is at least a rounding's."""
-    dtype = leaves[2].dtype
+    single = leaves[2].dtype == torch.float32
+    rounding = torch.finfo(torch.float32).eps if single else torch.finfo(torch.bfloat16).eps / 8
+    # The interpreter cuts bfloat16 off, at twice the error, where hardware rounds it.
+    times = 2 if single or leaves[2].is_cuda else 4
     exact = results(reference, tuple(x.double() for x in leaves), mask, order, remaining, live)  # type: ignore[arg-type]
     ours = results(fused, leaves, mask, order, remaining, live)
     theirs = results(plain, leaves, mask, order, remaining, live)
     for name, want, have, other in zip(NAMES, exact, ours, theirs, strict=True):
         scale = float(want.norm()) + 1e-30
         error, allowed = float((have - want).norm()) / scale, float((other - want).norm()) / scale
-        assert error <= 2 * max(allowed, torch.finfo(dtype).eps), f"{name}: {error:.1e}, plain torch {allowed:.1e}"
+        assert error <= times * max(allowed, rounding), f"{name}: {error:.1e}, plain torch {allowed:.1e}"
 
 
 @pytest.fixture
@@ -184,7 +186,7 @@ def test_rows_without_candidates_and_without_picks(device: torch.device) -> None
 
 
 def test_logits_of_minus_infinity(device: torch.device) -> None:
-    """Candidates that are ruled out, and a stop that is certain although its own logit is −inf: nothing else is left."""
+    """Candidates that are ruled out, and a stop that is certain although its own logit is −inf: nothing else is."""
     unary, stop, keys, values, stop_key = draw(2, 6, 4, torch.float32, device)
     mask = torch.ones(2, 6, dtype=torch.bool, device=device)
     order = torch.tensor([[[4, 1, 0, 5, 3, 2]], [[0, 5, 3, 2, -1, -1]]], device=device)
@@ -212,11 +214,9 @@ def test_strides_and_offsets(dtype: torch.dtype, device: torch.device) -> None:
     values = some(n, batch, 2 * hidden).transpose(0, 1)[..., ::2]
     stop_key = some(hidden, batch).T
     mask = (torch.rand(n, device=device) > 0.2).expand(batch, n)
-    order = sequences(mask, steps, 2).transpose(1, 2)  # (B, 2, T) that is not contiguous
-    order = torch.where(order == order[:, :1], order, order) if order.is_contiguous() else order
-    distinct = sequences(mask, 2, 2 * steps)[..., ::2]
-    assert not any(x.is_contiguous() for x in (unary, stop, keys, values, stop_key, mask, distinct))
-    check((unary, stop, keys, values, stop_key), mask, distinct)
+    order = sequences(mask, 2, 2 * steps)[..., ::2]
+    assert not any(x.is_contiguous() for x in (unary, stop, keys, values, stop_key, mask, order))
+    check((unary, stop, keys, values, stop_key), mask, order)
 
 
 def test_runs_are_the_same_to_the_bit(force: Callable[..., list[Tiles]], device: torch.device) -> None:

@@ -142,13 +142,20 @@ def _launch(query: Tensor, keys: Tensor, unary: Tensor, real: Tensor, rank: Tens
         "WIDE": tile.candidates,
         "DEEP": tile.hidden,
         "PART": tile.part,
-        # Three TF32 products keep float32's digits on the tensor cores; a single one would lose half of them.
-        "PRECISION": "tf32x3" if keys.dtype == torch.float32 else "ieee",
+        "PRECISION": _precision(keys),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
     tensors = [query.contiguous(), *strided, rank.contiguous(), stop, *stop.stride()]
     return tensors, (candidates, count, steps, hidden, ahead), tile, options
+
+
+def _precision(keys: Tensor) -> str:
+    if keys.dtype == torch.float32:
+        return (
+            "tf32x3"  # three products on the tensor cores keep float32's digits; a single one would lose half of them
+        )
+    return "ieee" if keys.is_cuda else "interpreted"
 
 
 _TENSORS = "Tensor query, Tensor keys, Tensor unary, Tensor real, Tensor rank, Tensor stop, int ahead"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from torchcpl.kernels.scores_triton import VARYING, coming, load_rows, load_unary, score, share_of
+from torchcpl.kernels.scores_triton import VARYING, coming, load_rows, load_unary, product, score, share_of
 
 
 @triton.jit
@@ -87,11 +87,12 @@ def backward_contexts(
         soon = coming(left, ranks[None, :], T, ahead)
         d_logits = gradient(logits, soon, peak[:, None], rest[:, None], d_picks[:, None], weight[:, None])
         k = load_rows(keys, n, keys_n, keys_h, n < N, 0, H, DEEP)
-        d_q = tl.dot(d_logits.to(k.dtype), k, d_q, input_precision=PRECISION)
+        d_q = product(d_logits.to(k.dtype), k, d_q, PRECISION)
         if d_keys is not None:
             for part in tl.static_range(0, DEEP, PART):
                 q = load_rows(query, t, H, 1, t <= T, part, H, PART)
-                d_k = tl.dot(tl.trans(d_logits.to(q.dtype)), q, input_precision=PRECISION)
+                nothing = tl.zeros((WIDE, PART), tl.float32)
+                d_k = product(tl.trans(d_logits.to(q.dtype)), q, nothing, PRECISION)
                 store_rows(d_keys + b * N * H, n, n < N, d_k, part, H, PART)
             logit_0 = tl.where(there, theta, -float("inf"))
             d_theta = gradient(logit_0, coming(ranks, ranks, T, ahead), peak_0, rest_0, d_picks_0, weight_0)
@@ -136,7 +137,7 @@ def backward_keys(
         soon = coming(left, ranks[None, :], T, ahead)
         d_logits = gradient(logits, soon, peak[:, None], rest[:, None], d_picks[:, None], weight[:, None])
         q = load_rows(here, t, H, 1, t <= T, 0, H, DEEP)
-        d_k = tl.dot(tl.trans(d_logits.to(q.dtype)), q, d_k, input_precision=PRECISION)
+        d_k = product(tl.trans(d_logits.to(q.dtype)), q, d_k, PRECISION)
         d_theta += tl.sum(d_logits, 0)
         peak, rest, d_picks, weight = load_gradients(found, grads, contexts, base, tile % tiles == 0)
         d_theta += gradient(logit_0, coming(ranks, ranks, T, ahead), peak, rest, d_picks, weight)

@@ -38,6 +38,15 @@ def load_unary(n, unary, unary_n, real, real_n, N):
 
 
 @triton.jit
+def product(a, b, sums, PRECISION: tl.constexpr):
+    """sums + a·b. Triton's interpreter has no product of bfloat16; that of the same numbers in float32 stands in."""
+    if PRECISION == "interpreted":
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), sums, input_precision="ieee")
+    else:
+        return tl.dot(a, b, sums, input_precision=PRECISION)
+
+
+@triton.jit
 def coming(left, rank, T, ahead):
     """Whether a candidate with so many steps ``left`` until it is picked is one of the picks to come."""
     return (left >= 0) & (left < ahead) & (rank < T)
@@ -58,7 +67,7 @@ def score(
     for start in tl.static_range(0, DEEP, PART):
         q = load_rows(query, t, H, 1, t <= T, start, H, PART)
         k = load_rows(keys, n, keys_n, keys_h, n < N, start, H, PART)
-        logits = tl.dot(q, tl.trans(k), logits, input_precision=PRECISION)
+        logits = product(q, tl.trans(k), logits, PRECISION)
     left = ranks[None, :] - t[:, None]
     return tl.where((left >= 0) & there[None, :], logits + theta[None, :], -float("inf")), left
 
@@ -86,7 +95,7 @@ def settle(found, at, contexts, there, top, mass, wanted, number, stop):
     total = mass * tl.exp(top - peak) + tl.exp(stop - peak)
     # With nothing left to choose the stop is certain, even one whose logit is −inf.
     peak = tl.where(total > 0, peak, 0.0)
-    rest = tl.where(total > 0, tl.log(total), 0.0)
+    rest = tl.log(tl.where(total > 0, total, 1.0))
     tl.store(found + at, wanted - number * peak - number * rest, mask=there)
     tl.store(found + contexts + at, tl.where(total > 0, stop - peak - rest, 0.0), mask=there)
     tl.store(found + 2 * contexts + at, peak, mask=there)

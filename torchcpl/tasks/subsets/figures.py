@@ -102,6 +102,7 @@ def trade(task: SubsetsTask, model: SubsetsModel, knob: float) -> plots.Trade:
     knobs = sorted({*model.method.knobs[:: 2 if isinstance(model.method, CPL) else 1], knob})
     scores = task.evaluate(model, bags, tuple(knobs))
     pairs = np.array([[scores[value]["clu_rec"], scores[value]["clu_prec"]] for value in knobs])
+    pairs = pairs[pairs[:, 0] > 0]  # where nothing is picked there is no precision to show
     return plots.Trade(pairs[:, 0], pairs[:, 1], (scores[knob]["clu_rec"], scores[knob]["clu_prec"]))
 
 
@@ -225,11 +226,16 @@ def demo(out: str | Path, say: Callable[[str], None]) -> tuple[Table, Path]:
     planned = plan(base, NAMES, DEMO_SEEDS, out)
     say(f"Training {len(NAMES)} methods × {len(DEMO_SEEDS)} seeds on scikit-learn's digits, in {out}")
     complete(planned, make_task, train=True, jobs=min(os.cpu_count() or 1, 6))
-    say("Comparing them on bags of images that none has seen …")
-    results = table(list(planned), [rule for rule, name in RULES.items() if name == HELD_OUT])
-    results.write(out / "table.json")
-    say("Drawing the figures …")
-    return results, report(list(planned), out, results)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a bag at a time is too little work to share
+    try:
+        say("Comparing them on bags of images that none has seen …")
+        results = table(list(planned), [rule for rule, name in RULES.items() if name == HELD_OUT])
+        results.write(out / "table.json")
+        say("Drawing the figures …")
+        return results, report(list(planned), out, results)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _array(values: Tensor) -> np.ndarray[Any, Any]:

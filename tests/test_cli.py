@@ -1,0 +1,149 @@
+"""The command line as a user meets it: real runs on tiny settings, and what is said when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import torchcpl
+from torchcpl.cli import main
+
+TINY = [
+    "--epochs",
+    "2",
+    "--bags",
+    "16",
+    "--batch-size",
+    "8",
+    "--validation-bags",
+    "12",
+    "--dim",
+    "16",
+    "--layers",
+    "1",
+    "--heads",
+    "2",
+    "--ffn",
+    "16",
+    "--hidden",
+    "8",
+    "--permutations",
+    "2",
+    "--max-items",
+    "24",
+    "--min-per-class",
+    "2",
+    "--max-per-class",
+    "6",
+    "--max-classes",
+    "5",
+    "--device",
+    "cpu",
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds of two methods, one of them held out."""
+    folder = tmp_path_factory.mktemp("runs")
+    for method, seed in (("cpl", 0), ("cpl", 1), ("bce", 0)):
+        arguments = ["train", "subsets", "--method", method, "--seed", str(seed), "--holdout", "0.2"]
+        assert main([*arguments, "--run", str(folder / f"{method}-s{seed}"), *TINY]) == 0
+    return folder
+
+
+def test_evaluate_says_what_the_checkpoint_reached(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(runs / "cpl-s0")]) == 0
+    assert "CluF1" in capsys.readouterr().out
+    (row,) = json.loads((runs / "cpl-s0" / "evaluation.json").read_text())["rows"]
+    best = json.loads((runs / "cpl-s0" / "best" / "state.json").read_text())["best"]["metrics"]
+    assert row["clu_f1"] == pytest.approx(best["reported_clu_f1"], abs=1e-6)
+
+
+def test_table_compares_methods_over_seeds(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "table.json"
+    paths = [str(runs / name) for name in ("cpl-s0", "cpl-s1", "bce-s0")]
+    assert main(["table", "subsets", *paths, "--rule", "held-out", "--out", str(out)]) == 0
+    written = json.loads(out.read_text())
+    assert {"command", "commit", "device", "versions", "seeds", "rows"} <= written.keys()
+    rows = {row["method"]: row for row in written["rows"]}
+    assert list(rows) == ["k-Means (oracle k)", "BCE", "CPL"]
+    assert {"clu_rec", "clu_prec", "clu_f1", "card_err", "ms", "clu_f1_std"} <= rows["CPL"].keys()
+    expected = []
+    for name in ("cpl-s0", "cpl-s1"):
+        history = [json.loads(line)["metrics"] for line in (runs / name / "history.jsonl").read_text().splitlines()]
+        expected.append(max(history, key=lambda metrics: metrics["clu_f1"])["reported_clu_f1"])
+    assert rows["CPL"]["clu_f1"] == pytest.approx(sum(expected) / 2)
+    capsys.readouterr()
+    assert main(["table", "subsets", str(out), "--markdown"]) == 0  # a written table can be shown again
+    assert "| CPL" in capsys.readouterr().out
+
+
+def test_a_run_without_its_weights_still_has_its_scores(runs: Path, tmp_path: Path) -> None:
+    archived = tmp_path / "archived"
+
+    shutil.copytree(runs / "cpl-s0", archived, symlinks=True)
+    for weights in archived.rglob("model.safetensors"):
+        weights.unlink()
+    out = tmp_path / "table.json"
+    assert main(["table", "subsets", str(archived), "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["rows"][-1]["ms"] is None
+
+
+def test_bench_times_encoder_and_decoding_apart(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    arguments = ["--batches", "1", "4", "--repeats", "2", "--examples", "4", "--out", str(out)]
+    assert main(["bench", "subsets", str(runs / "cpl-s0"), *arguments]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["batch"] for row in rows] == [1, 4]
+    assert all(row["encoder_ms"] > 0 and row["decode_ms"] > 0 for row in rows)
+
+
+def test_a_finished_run_is_not_trained_again(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (runs / "cpl-s0" / "history.jsonl").read_text()
+    arguments = ["train", "subsets", "--method", "cpl", "--holdout", "0.2", "--run", str(runs / "cpl-s0"), *TINY]
+    assert main(arguments) == 2
+    assert "cpl-s0" in capsys.readouterr().err
+    assert main([*arguments, "--resume"]) == 0
+    assert (runs / "cpl-s0" / "history.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "subsets", "--source", "nowhere.npz"], "nowhere.npz"),
+        (["train", "subsets", "--lr", "-1"], "lr"),
+        (["train", "subsets", "--recipe", "paper", "--config", "x.toml"], "not allowed with"),
+        (["train", "subsets", "--colour", "red"], "--colour"),
+        (["train", "nothing"], "invalid choice"),
+        (["evaluate", "nowhere"], "nowhere"),
+        (["table", "subsets", "nowhere"], "nowhere"),
+        (["train", "subsets", "--config", "missing.toml"], "missing.toml"),
+        (["train", "subsets", "--source", "cifar100"], "root"),
+    ],
+)
+def test_errors_are_one_line_and_name_the_culprit(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main(arguments)
+    except SystemExit as stop:  # argparse's own
+        status = int(stop.code or 0)
+    assert status == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--version"], ["--help"], ["train", "--help"], ["train", "subsets", "--help"]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert torchcpl.__version__ in out
+    assert "--early-stop-weight" in out

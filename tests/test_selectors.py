@@ -1,0 +1,158 @@
+"""The methods: each against brute force or against another way to the same answer."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+import torch
+
+import torchcpl as cpl
+from torchcpl.selectors import CPL, Hungarian, PointerHead, Threshold, kmeans
+from torchcpl.selectors.hungarian import assign
+
+
+def pointer(cache: bool = True) -> PointerHead:
+    torch.manual_seed(0)
+    return PointerHead(8, layers=2, heads=2, ffn=16, max_len=6, cache=cache).double().eval()
+
+
+def features(batch: int = 3, n: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.ones(batch, n, dtype=torch.bool)
+    mask[-1, 2:] = False
+    return torch.randn(batch, n, 8, generator=generator, dtype=torch.float64), mask
+
+
+def test_the_pointer_is_a_distribution() -> None:
+    x, mask = features(n=4)
+    d = cpl.ContextualPlackettLuce(pointer()(x, mask))
+    assert torch.allclose(d.log_prob(d.enumerate_support()).logsumexp(0), torch.zeros(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("decode", [cpl.greedy, lambda pot, **k: cpl.beam(pot, 4, 2, **k)])
+def test_the_pointers_cache_changes_nothing(decode: object) -> None:
+    x, mask = features()
+    with_cache, without = (decode(pointer(cache)(x, mask), max_len=5) for cache in (True, False))  # type: ignore[operator]
+    assert torch.equal(with_cache.indices, without.indices)
+    assert torch.allclose(with_cache.log_prob, without.log_prob)
+
+
+def test_what_the_pointer_decodes_step_by_step_is_what_teacher_forcing_scores() -> None:
+    x, mask = features()
+    pot = pointer()(x, mask)
+    drawn = cpl.sample(pot, 20, generator=torch.Generator().manual_seed(0))
+    for indices, log_prob in zip(drawn.indices, drawn.log_prob, strict=True):
+        assert torch.allclose(cpl.log_prob(pot, indices), log_prob)
+
+
+def test_the_pointers_state_after_a_set_is_that_of_the_prefix() -> None:
+    x, mask = features()
+    interaction = pointer()(x, mask).interaction
+    scattered = torch.tensor([[[3, -1, 1]], [[-1, -1, 2]], [[-1, -1, -1]]])
+    compact = torch.tensor([[[3, 1, -1]], [[2, -1, -1]], [[-1, -1, -1]]])
+    lengths = [2, 1, 0]
+    (state,) = interaction.after(scattered)
+    (prefixes,) = interaction.prefixes(compact)
+    for row, length in enumerate(lengths):
+        assert torch.allclose(state[row, 0], prefixes[row, length])
+
+
+def test_the_pointer_refuses_more_picks_than_it_has_steps_for() -> None:
+    x = torch.randn(1, 9, 8, dtype=torch.float64)
+    with pytest.raises(ValueError, match="max_len: expected at most 6 picks"):
+        cpl.log_prob(pointer()(x), torch.arange(7).unsqueeze(0))
+
+
+def test_assignment_is_the_cheapest_of_all() -> None:
+    generator = torch.Generator().manual_seed(0)
+    cost = torch.rand(6, 3, 5, generator=generator)
+    real = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 1, 1], [1, 1, 0]]).bool()
+    found = assign(cost, real)
+    for row in range(6):
+        count = int(real[row].sum())
+        best = min(sum(float(cost[row, t, c]) for t, c in enumerate(order)) for order in permutations(range(5), count))
+        assert sum(float(cost[row, t, found[row, t]]) for t in range(count)) == pytest.approx(best)
+        assert (found[row, count:] == -1).all()
+
+
+def test_a_target_is_not_matched_to_itself_where_another_exists() -> None:
+    torch.manual_seed(0)
+    method = Hungarian(4, 8)
+    points = torch.randn(2, 5, 4)
+    mask = torch.tensor([[True] * 5, [True] + [False] * 4])
+    target = torch.tensor([[0, 3], [0, -1]])
+    goals = points.gather(1, target.clamp(min=0).unsqueeze(-1).expand(-1, -1, 4))
+    matched = method.match(torch.zeros(2, 5), mask, target, points, goals)
+    assert (matched[0] != target[0]).all()
+    assert matched[1].tolist() == [0, -1]  # nothing else is there
+
+
+def test_threshold_keeps_what_is_above_it_best_first() -> None:
+    torch.manual_seed(0)
+    method = Threshold(4, 8).eval()
+    x, mask = torch.randn(3, 6, 4), torch.rand(3, 6) < 0.8
+    scores = method.scores(x).squeeze(-1).sigmoid()
+    for knob in (0.3, 0.5, 0.6):
+        picked = method.select(x, mask, max_len=2, knob=knob)
+        for row in range(3):
+            expected = [
+                i for i in scores[row].argsort(descending=True).tolist() if mask[row, i] and scores[row, i] > knob
+            ]
+            assert picked.tolist()[row] == expected
+
+
+def test_binary_cross_entropy_weighs_positives_by_the_batch() -> None:
+    torch.manual_seed(0)
+    method = Threshold(4, 8).eval()
+    x, mask = torch.randn(2, 4, 4), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool()
+    target = torch.tensor([[1, 2], [0, -1]])
+    logits = method.scores(x).squeeze(-1)
+    weight, total = 3 / 3, 0.0
+    for row in range(2):
+        for i in range(4):
+            if mask[row, i]:
+                p = float(logits[row, i].sigmoid())
+                positive = i in target[row].tolist()
+                total -= weight * torch.tensor(p).log() if positive else torch.tensor(1 - p).log()
+    goals = torch.zeros(2, 2, 4)
+    assert float(method.loss(x, mask, target, x, goals)) == pytest.approx(float(total) / 6, rel=1e-5)
+
+
+def test_kmeans_finds_separate_clusters() -> None:
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.tensor([[0.0, 0.0], [50.0, 0.0], [0.0, 50.0]])
+    labels = torch.arange(12) % 3
+    points = (centres[labels] + torch.randn(12, 2, generator=generator)).unsqueeze(0)
+    found = {
+        frozenset(
+            labels[kmeans(points, torch.ones(1, 12).bool(), torch.tensor([3]), generator=generator).indices[0]].tolist()
+        )
+        for _ in range(10)
+    }
+    assert frozenset({0, 1, 2}) in found  # from good starts; Lloyd's algorithm has bad ones
+    picked = kmeans(points, torch.ones(1, 12).bool(), torch.tensor([3]), generator=generator).tolist()[0]
+    assert len(set(picked)) == len(picked) <= 3
+
+
+@pytest.mark.parametrize("rule", ["argmax", "mass"])
+def test_cpl_obeys_its_knob(rule: str) -> None:
+    torch.manual_seed(0)
+    method = CPL(cpl.CPLHead(8, 16), ordered=False, stop_rule=rule).eval()
+    x = torch.randn(4, 10, 8)
+    mask = torch.ones(4, 10, dtype=torch.bool)
+    lengths = [method.select(x, mask, 8, knob).lengths.sum().item() for knob in method.knobs]
+    assert len(set(lengths)) > 1
+    eager = max(lengths) if rule == "mass" else min(lengths)
+    assert lengths[-1] == eager  # a high bias stops early, a high threshold late
+
+
+def test_stop_threshold_weighs_the_stop_against_everything_together() -> None:
+    # Ten equal candidates of probability 0.06 each, and a stop of 0.4: the likeliest single choice.
+    unary = torch.full((1, 10), 0.06).log()
+    pot = cpl.Potentials(unary, torch.tensor([0.4]).log(), cpl.Dense(torch.full((1, 10, 10), -20.0)))
+    assert cpl.greedy(pot).tolist() == [[]]
+    assert cpl.greedy(pot, stop_threshold=0.5).tolist() == [[0]]
+    assert cpl.greedy(pot, stop_threshold=0.3).tolist() == [[]]
+    with pytest.raises(ValueError, match="stop_threshold: expected a probability"):
+        cpl.greedy(pot, stop_threshold=1.5)
