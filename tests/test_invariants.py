@@ -16,7 +16,8 @@ import torchcpl as cpl
 
 CLOSE = 1e-12
 DISTINCT = ("ordinary", "large")  # which of two equals a search takes may depend on rounding
-PARTS = ("W", "stop_row", "keys", "values", "stop_key")
+PARTS = ("W", "stop_row", "keys", "values", "cover_keys", "cover_values", "cover_offset", "stop_key")
+PER_ROW = ("stop_key", "cover_offset")
 
 
 def parts_of(pot: cpl.Potentials) -> dict[str, Tensor]:
@@ -36,7 +37,7 @@ def with_parts(
 def reindexed(pot: cpl.Potentials, index: Tensor) -> cpl.Potentials:
     """Candidate j of the result is candidate ``index[j]`` of the given."""
     parts = {
-        name: part[:, index][:, :, index] if name == "W" else part if name == "stop_key" else part[:, index]
+        name: part[:, index][:, :, index] if name == "W" else part if name in PER_ROW else part[:, index]
         for name, part in parts_of(pot).items()
     }
     return with_parts(pot, pot.unary[:, index], pot.stop, pot.mask[:, index], parts)
@@ -53,7 +54,7 @@ def padded(pot: cpl.Potentials, more: int, junk: float) -> cpl.Potentials:
         return part
 
     parts = {
-        name: pad(part, 1, 2) if name == "W" else part if name == "stop_key" else pad(part, 1)
+        name: pad(part, 1, 2) if name == "W" else part if name in PER_ROW else pad(part, 1)
         for name, part in parts_of(pot).items()
     }
     mask = torch.cat([pot.mask, torch.zeros(len(pot), more, dtype=torch.bool)], 1)

@@ -14,6 +14,7 @@ from torchcpl.distribution import ContextualPlackettLuce
 from torchcpl.functional import log_prob, set_log_prob
 from torchcpl.head import CPLHead
 from torchcpl.interactions import Contextual, Coverage, Dense, Interaction, LowRank
+from torchcpl.kernels import set_kernels
 from torchcpl.losses import ordered_nll, subset_nll
 from torchcpl.potentials import Potentials, Selection
 
@@ -39,6 +40,7 @@ __all__ = [
     "log_prob",
     "ordered_nll",
     "sample",
+    "set_kernels",
     "set_log_prob",
     "set_validation",
     "stochastic_beam",

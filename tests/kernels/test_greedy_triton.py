@@ -393,7 +393,7 @@ def test_the_public_decoders_run_the_kernels(kind: str, seen: list[Plan], device
         found = cpl.greedy(pot, 5, min_len=1, stop_bias=-1.0)
         assert cpl.greedy(pot, 5, stop_threshold=0.1).indices.equal(cautious.indices)
         sampled = cpl.sample(pot, 2, max_len=3, generator=torch.Generator(device).manual_seed(0))
-    assert seen == [Plan("dense", "block", 64)] * 3
+    assert seen == [Plan("dense", "block", 64, warps=1)] * 3
     assert found.indices.equal(plain.indices)
     assert found.lengths.equal(plain.lengths)
     torch.testing.assert_close(found.log_prob, plain.log_prob)
@@ -434,12 +434,12 @@ def test_the_switch() -> None:
 @pytest.mark.parametrize(
     ("batch", "n", "kind", "dtype", "expected"),
     [
-        (1024, 1024, "dense", torch.float32, Plan("dense", "block", 1024)),
-        (1, 8192, "dense", torch.float32, Plan("dense", "block", 8192)),
+        (1024, 1024, "dense", torch.float32, Plan("dense", "block", 1024, 4)),
+        (1, 8192, "dense", torch.float32, Plan("dense", "block", 8192, 16)),
         (1, 65_536, "dense", torch.bfloat16, Plan("dense", "tiles", 4096)),
-        (1, 1, "dense", torch.float32, Plan("dense", "block", 16)),
-        (1, 1024, "lowrank", torch.float32, Plan("dense", "block", 1024)),
-        (64, 1024, "lowrank", torch.bfloat16, Plan("dense", "block", 1024)),
+        (1, 1, "dense", torch.float32, Plan("dense", "block", 16, 1)),
+        (1, 1024, "lowrank", torch.float32, Plan("dense", "block", 1024, 4)),
+        (64, 1024, "lowrank", torch.bfloat16, Plan("dense", "block", 1024, 4)),
         (1024, 1024, "lowrank", torch.float32, Plan("factored", "tiles", 256)),
         (256, 65_536, "lowrank", torch.float32, Plan("factored", "tiles", 256)),
         (1, 65_536, "lowrank", torch.float32, None),  # one program would read 33 MB a step on its own

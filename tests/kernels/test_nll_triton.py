@@ -320,9 +320,10 @@ def test_the_compiler_sees_one_operation(device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("batch", "count", "steps", "n", "hidden", "dtype", "expected"),
     [
-        (256, 1, 32, 1024, 128, torch.float32, (32, 64, 128, 32, 256, 2, True)),
+        (256, 1, 32, 1024, 128, torch.float32, (32, 64, 128, 32, 256, 1, True)),
         (256, 10, 10, 160, 256, torch.bfloat16, (16, 32, 256, 256, 2560, 1, False)),
         (8, 1, 64, 65_536, 128, torch.bfloat16, (64, 64, 128, 128, 8, 33, True)),
+        (8, 1, 64, 65_536, 128, torch.float32, (32, 64, 128, 32, 16, 17, False)),
         (1, 1, 0, 1, 1, torch.float32, (16, 64, 16, 16, 1, 1, True)),
     ],
 )

@@ -1,9 +1,10 @@
 """Which twin runs: the plain code, or the fast one that stands in for it.
 
-By default the Triton kernels run on CUDA wherever they apply, and NumPy decodes on the CPU. :func:`set_kernels` and
-:func:`use` force either side, and so does the environment variable ``TORCHCPL_KERNELS``:
+By default NumPy decodes on the CPU and all else is plain torch. The Triton kernels have been run in Triton's
+interpreter and compiled for GPUs, but not yet timed and tested on one, so they run on request only. :func:`set_kernels`
+and :func:`use` choose, and so does the environment variable ``TORCHCPL_KERNELS``:
 
-    auto     whatever is fastest
+    auto     NumPy on the CPU, plain torch elsewhere
     plain    plain torch everywhere
     triton   the Triton kernels, or ``ValueError`` saying why one cannot run
 
@@ -100,12 +101,12 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
 
 def _runs(kernel: str, pot: Potentials, obstacle: Callable[[], str | None]) -> bool:
     """Whether the Triton kernel is to run."""
-    if _mode == "plain" or (_mode == "auto" and pot.unary.device.type != "cuda"):
+    if _mode != "triton":
         return False
     why = obstacle()
-    if why is not None and _mode == "triton":
+    if why is not None:
         raise ValueError(f"kernels: expected a case for the Triton {kernel} kernel, got {why}")
-    return why is None
+    return True
 
 
 def _no_device(tensor: Tensor) -> str | None:
@@ -163,6 +164,7 @@ class Plan:
     form: str  # dense | factored
     path: str  # block | tiles
     size: int
+    warps: int = 8
 
 
 LARGEST_BLOCK = 8192  # scores that fit into one program's registers
@@ -179,7 +181,9 @@ def plan(pot: Potentials, rules: Rules, width: int = 1) -> Plan | None:
     """The cheapest way to decode ``width`` hypotheses a row; None where that is the plain twin."""
     batch, n = pot.unary.shape
     block = max(16, 1 << (n - 1).bit_length())
-    dense = Plan("dense", "block", block) if block <= LARGEST_BLOCK else Plan("dense", "tiles", 4096)
+    dense = Plan("dense", "tiles", 4096)
+    if block <= LARGEST_BLOCK:
+        dense = Plan("dense", "block", block, warps=min(max(block // 256, 1), 16))
     if isinstance(pot.interaction, Dense):
         return dense
     assert isinstance(pot.interaction, LowRank)

@@ -47,9 +47,9 @@ def greedy(pot: Potentials, rules: Rules) -> Selection:
     batch, n = pot.unary.shape
     interaction = pot.interaction
     # Candidates and the stop in one line, (B, N+1), so that one argmax settles a step.
-    stop = (pot.stop + rules.stop_bias).to(pot.unary.dtype)
-    scores = torch.cat([pot.unary.masked_fill(~rules.available, -torch.inf), stop.unsqueeze(-1)], 1).detach()
-    lines = scores.numpy()
+    lines = np.empty((batch, n + 1), dtype=pot.unary.detach().numpy().dtype)
+    lines[:, :n] = np.where(rules.available.numpy(), pot.unary.detach().numpy(), -np.inf)
+    lines[:, n] = (pot.stop + rules.stop_bias).detach().numpy()
     indices = np.full((batch, rules.max_len), -1, dtype=np.int64)
     log_prob = np.zeros(batch, dtype=lines.dtype)
 
@@ -57,7 +57,7 @@ def greedy(pot: Potentials, rules: Rules) -> Selection:
         with np.errstate(invalid="ignore"):  # NaN and inf come out as NaN, as they do of torch
             if isinstance(interaction, Dense) and end - start > 1:
                 part = interaction.rows(slice(start, end))
-                log_prob[start:end] = _decode_batch(part, scores[start:end], rules, indices[start:end])
+                log_prob[start:end] = _decode_batch(part, lines[start:end], rules, indices[start:end])
             else:
                 for row in range(start, end):
                     add = _row_update(interaction, row, lines[row])
@@ -72,8 +72,10 @@ def greedy(pot: Potentials, rules: Rules) -> Selection:
             list(pool.map(decode, starts, (min(start + chunk, batch) for start in starts)))
     else:
         decode(0, batch)
-    found = torch.from_numpy(indices)
-    return Selection(found, (found >= 0).sum(-1), blame_nan(torch.from_numpy(log_prob), pot), n)
+    found = torch.from_numpy(log_prob)
+    if np.isnan(log_prob).any():
+        blame_nan(found, pot)
+    return Selection(torch.from_numpy(indices), torch.from_numpy((indices >= 0).sum(1)), found, n)
 
 
 class Normalisers:
@@ -85,14 +87,12 @@ class Normalisers:
     def __init__(self, like: Array, steps: int) -> None:
         count = max(1, min(steps, KEPT // max(1, like.size)))
         self.kept = np.empty((count, *like.shape), dtype=like.dtype)
-        self.chosen = np.empty((count, *like.shape[:-1], 1), dtype=like.dtype)
         self.fill = 0
         self.total: Any = 0.0
 
     def keep(self, scores: Array, chosen: Any, stop_allowed: bool, live: Any = True) -> None:
         row = self.kept[self.fill]
-        row[...] = scores
-        self.chosen[self.fill] = chosen
+        np.subtract(scores, chosen, out=row)
         if not stop_allowed:
             row[..., -1] = -np.inf
         if live is not True:  # rows that have stopped contribute log exp 0 = 0
@@ -105,9 +105,8 @@ class Normalisers:
     def flush(self) -> Any:
         if self.fill:
             kept = self.kept[: self.fill]
-            np.subtract(kept, self.chosen[: self.fill], out=kept)
             np.exp(kept, out=kept)
-            self.total = self.total + np.log(kept.sum(-1, dtype=np.float64)).sum(0)
+            self.total = self.total + np.log(kept.sum(-1)).sum(0, dtype=np.float64)
             self.fill = 0
         return self.total
 
@@ -132,10 +131,9 @@ def _decode_row(scores: Array, add: Callable[[int], None], rules: Rules, indices
     return -float(normalisers.flush())
 
 
-def _decode_batch(interaction: Dense, part: Tensor, rules: Rules, indices: Array) -> Array:
-    """Decode rows side by side, ``part`` (B, N+1) in place; returns their log-probabilities (B,)."""
-    add = _batch_update(interaction, part)
-    scores = part.numpy()
+def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Array) -> Array:
+    """Decode rows side by side, ``scores`` (B, N+1) in place; returns their log-probabilities (B,)."""
+    add = _batch_update(interaction, torch.from_numpy(scores))
     n = scores.shape[1] - 1
     rows = np.arange(len(scores))
     live = np.ones(len(scores), dtype=bool)

@@ -67,7 +67,7 @@ def decode(
     dense = (*_strided(W, 3), *_strided(stop_row, 2))
     with torch.cuda.device_of(pot.unary):
         if way.path == "block":
-            _decode_block[(rows,)](*arguments, *dense, **options, num_warps=min(max(way.size // 256, 1), 16))
+            _decode_block[(rows,)](*arguments, *dense, **options, num_warps=way.warps)
         else:
             hidden = 0 if keys is None else keys.shape[2]
             factors = (*_strided(keys, 3), *_strided(values, 3), *_strided(stop_key, 2))
@@ -75,7 +75,7 @@ def decode(
             options["FACTORED"] = keys is not None
             options["PART"] = 32 if keys is None else 128 // keys.element_size()  # of a key: whole cache lines
             sizes = (scratch, hidden, max(hidden, 1) ** -0.5)
-            _decode_tiles[(rows,)](*arguments, *dense, *factors, *sizes, **options, num_warps=8)
+            _decode_tiles[(rows,)](*arguments, *dense, *factors, *sizes, **options, num_warps=way.warps)
     return Selection(indices, lengths, blame_nan(log_prob, pot), n)
 
 

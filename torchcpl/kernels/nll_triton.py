@@ -57,13 +57,21 @@ class Tiles:
 
 def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtype: torch.dtype) -> Tiles:
     """The tiles for B, P, T, N and h."""
+    single = dtype == torch.float32  # three products of twice the size each: smaller tiles, so that registers suffice
     deep = max(16, triton.next_power_of_2(hidden))
-    tall = min(max(16, triton.next_power_of_2(steps)), 64 if deep <= 128 else 32)
+    tall = min(max(16, triton.next_power_of_2(steps)), 32 if single or deep > 128 else 64)
     wide = 64 if deep <= 128 else 32
     number = batch * count * max(1, triton.cdiv(steps, tall))
-    split = max(1, min(triton.cdiv(PROGRAMS, number), triton.cdiv(candidates, 4 * wide)))
-    part = min(deep, 32) if dtype == torch.float32 else deep
-    return Tiles(tall, wide, deep, part, number, split, both=number == batch, warps=4 if tall == 16 else 8, stages=2)
+    split = 1 if number >= PROGRAMS // 2 else min(triton.cdiv(PROGRAMS, number), triton.cdiv(candidates, 4 * wide))
+    return Tiles(
+        *(tall, wide, deep),
+        part=min(deep, 32) if single else deep,
+        count=number,
+        split=split,
+        both=number == batch,
+        warps=4 if tall == 16 else 8,
+        stages=1 if single else 2,
+    )
 
 
 class Scores(torch.autograd.Function):
