@@ -299,7 +299,7 @@ def picked_images(images: Array, labels: Array, picks: Sequence[int], names: Seq
                 axes.text(
                     x + 0.06, y + 1.0, str(number[int(member)]), ha="center", va="center", fontsize=6,
                     fontweight="bold", color="white", zorder=6,
-                    bbox={"boxstyle": "circle,pad=0.16", "facecolor": PALETTE[2], "edgecolor": "white", "linewidth": 0.6},
+                    bbox={"boxstyle": "circle,pad=0.16", "fc": PALETTE[2], "ec": "white", "linewidth": 0.6},
                 )  # fmt: skip
     axes.set_xlim(-0.5, per_row)
     axes.set_ylim(-(len(groups) - 1) * (1 + gap) - 0.1, 1.25)
