@@ -118,7 +118,7 @@ class Table:
 
         table = RichTable(
             title=self.title, title_style="bold", title_justify="left", caption="\n".join(self.notes),
-            caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1),
+            caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0),
         )  # fmt: skip
         for column in self.columns:
             text = column.digits is None

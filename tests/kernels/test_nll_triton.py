@@ -136,8 +136,11 @@ BRANCHES = [
 
 
 @pytest.mark.parametrize(("changes", "count", "steps", "n"), BRANCHES)
-@pytest.mark.parametrize("remaining", [False, True], ids=["next", "remaining"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("remaining", "dtype"),
+    [(False, torch.float32), (True, torch.float32), (True, torch.bfloat16)],
+    ids=["next-float32", "remaining-float32", "remaining-bfloat16"],
+)
 def test_every_branch_is_as_exact_as_plain_torch(
     changes: dict[str, Any],
     count: int,

@@ -49,7 +49,7 @@ def greedy(pot: Potentials, rules: Rules) -> Selection:
     # Candidates and the stop in one line, (B, N+1), so that one argmax settles a step.
     lines = np.empty((batch, n + 1), dtype=pot.unary.detach().numpy().dtype)
     lines[:, :n] = np.where(rules.available.numpy(), pot.unary.detach().numpy(), -np.inf)
-    lines[:, n] = (pot.stop + rules.stop_bias).detach().numpy()
+    lines[:, n] = (pot.stop + rules.stop_bias).to(pot.unary.dtype).detach().numpy()
     indices = np.full((batch, rules.max_len), -1, dtype=np.int64)
     log_prob = np.zeros(batch, dtype=lines.dtype)
 
@@ -116,13 +116,24 @@ def _decode_row(scores: Array, add: Callable[[int], None], rules: Rules, indices
     n = len(scores) - 1
     candidates = scores[:n]
     normalisers = Normalisers(scores, rules.max_len)
+    kept, room = normalisers.kept, len(normalisers.kept)
     for step in range(rules.max_len):
-        may_stop = step >= rules.min_len
-        choice = int((scores if may_stop else candidates).argmax())
-        chosen = scores[choice]
+        fill = step % room
+        if fill == 0 and step:
+            normalisers.flush()
+        # What normalisers.keep does, without the call.
+        if step >= rules.min_len:
+            choice = int(scores.argmax())
+            chosen = scores[choice]
+            np.subtract(scores, chosen, kept[fill])
+        else:
+            choice = int(candidates.argmax())
+            chosen = scores[choice]
+            np.subtract(scores, chosen, kept[fill])
+            kept[fill, n] = -np.inf
         if chosen == -np.inf:  # nothing is left: the stop is certain
             break
-        normalisers.keep(scores, chosen, may_stop)
+        normalisers.fill = fill + 1
         if choice == n:
             break
         indices[step] = choice

@@ -205,9 +205,8 @@ def _source_name(config: SubsetsConfig) -> str:
 def _notes(runs: Sequence[Run[SubsetsConfig]], rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     seeds = sorted({run.config.seed for run in runs})
     rules = list(dict.fromkeys(row["rule"] for row in rows if row["rule"]))
-    notes = [
-        f"{runs[0].config.validation_bags} bags of test images; one choice of members as target, never the classes."
-    ]
+    bags = runs[0].config.validation_bags
+    notes = [f"{bags} bags of test images. Trained on one random member of each class, never on the classes."]
     if len(seeds) > 1:
         notes.append(f"Mean ± std over seeds {', '.join(map(str, seeds))}.")
     if len(rules) == 1:
