@@ -87,6 +87,7 @@ class Normalisers:
     def __init__(self, like: Array, steps: int) -> None:
         count = max(1, min(steps, KEPT // max(1, like.size)))
         self.kept = np.empty((count, *like.shape), dtype=like.dtype)
+        self.ones = np.ones(like.shape[-1], dtype=like.dtype)
         self.fill = 0
         self.total: Any = 0.0
 
@@ -106,7 +107,7 @@ class Normalisers:
         if self.fill:
             kept = self.kept[: self.fill]
             np.exp(kept, out=kept)
-            self.total = self.total + np.log(kept.sum(-1)).sum(0, dtype=np.float64)
+            self.total = self.total + np.log(kept @ self.ones).sum(0, dtype=np.float64)  # faster than sum(-1)
             self.fill = 0
         return self.total
 
@@ -116,29 +117,29 @@ def _decode_row(scores: Array, add: Callable[[int], None], rules: Rules, indices
     n = len(scores) - 1
     candidates = scores[:n]
     normalisers = Normalisers(scores, rules.max_len)
-    kept, room = normalisers.kept, len(normalisers.kept)
+    kept, room, min_len, fill = normalisers.kept, len(normalisers.kept), rules.min_len, 0
+    subtract, never = np.subtract, -math.inf
+    picks: list[int] = []
     for step in range(rules.max_len):
-        fill = step % room
-        if fill == 0 and step:
-            normalisers.flush()
-        # What normalisers.keep does, without the call.
-        if step >= rules.min_len:
-            choice = int(scores.argmax())
-            chosen = scores[choice]
-            np.subtract(scores, chosen, kept[fill])
-        else:
-            choice = int(candidates.argmax())
-            chosen = scores[choice]
-            np.subtract(scores, chosen, kept[fill])
-            kept[fill, n] = -np.inf
-        if chosen == -np.inf:  # nothing is left: the stop is certain
+        choice = int((scores if step >= min_len else candidates).argmax())
+        chosen = scores[choice]
+        if chosen == never:  # nothing is left: the stop is certain
             break
-        normalisers.fill = fill + 1
+        # What normalisers.keep does, without the call.
+        subtract(scores, chosen, kept[fill])
+        if step < min_len:
+            kept[fill, n] = never
+        fill += 1
+        if fill == room:
+            normalisers.fill, fill = fill, 0
+            normalisers.flush()
         if choice == n:
             break
-        indices[step] = choice
+        picks.append(choice)
         add(choice)
-        scores[choice] = -np.inf
+        scores[choice] = never
+    indices[: len(picks)] = picks
+    normalisers.fill = fill
     return -float(normalisers.flush())
 
 
@@ -175,8 +176,8 @@ def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[
         columns = interaction.W[row].detach().numpy().T
         stop = None if interaction.stop_row is None else interaction.stop_row[row].detach().numpy()
 
-        def add(pick: int) -> None:
-            np.add(candidates, columns[pick], out=candidates)
+        def add(pick: int, plus: Any = np.add) -> None:
+            plus(candidates, columns[pick], candidates)
             if stop is not None:
                 scores[n] += stop[pick]
 
