@@ -49,7 +49,9 @@ def imports(path: Path) -> set[str]:
             assert node.module is not None
             # ``from torchcpl import metrics`` imports a room.
             found.update(
-                f"{node.module}.{alias.name}" if node.module == "torchcpl" else node.module for alias in node.names
+                f"{node.module}.{alias.name}" if node.module == "torchcpl" else node.module
+                for alias in node.names
+                if alias.name != "__version__"
             )
         for child in ast.iter_child_nodes(node):
             visit(child)

@@ -86,7 +86,8 @@ def test_every_parameter_learns(name: str) -> None:
     for parameter, value in head.named_parameters():
         assert value.grad is not None, parameter
         assert value.grad.isfinite().all(), parameter
-        assert value.grad.abs().sum() > 0, parameter
+        # The last bias of the unary scores moves all choices alike, the stop too: nothing depends on it.
+        assert value.grad.abs().sum() > 0 or parameter == "unary.3.bias", parameter
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu", "silu"])

@@ -145,7 +145,8 @@ def test_orders_are_drawn_uniformly_and_independently() -> None:
 def leaves(case: Case) -> tuple[list[str], list[Tensor]]:
     """The tensors of the potentials that take a gradient."""
     interaction = case.pot.interaction
-    names = [n for n in ("W", "stop_row", "keys", "values", "stop_key") if getattr(interaction, n, None) is not None]
+    parts = ("W", "stop_row", "keys", "values", "cover_keys", "cover_values", "cover_offset", "stop_key")
+    names = [n for n in parts if getattr(interaction, n, None) is not None]
     tensors = [case.pot.unary, case.pot.stop, *(getattr(interaction, n) for n in names)]
     return names, [t.detach().clone().requires_grad_() for t in tensors]
 

@@ -117,25 +117,37 @@ def selection_steps(probabilities: Array, picks: Sequence[int], labels: Array, n
     rows = -(-(T + 1) // columns)
     figure = _figure(WIDTH, 0.92 * rows + 0.55)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    stop_at = places.max() + 6
-    height = float(probabilities.max()) * 1.24
+    stop_at = places.max() + 9
+    # The last stop towers over the candidates: it is cut off, and its value written instead.
+    height = float(probabilities[:, :N].max()) * 1.45
     colours = [_colour(groups, label) for label in labels[order]]
     for t, panel in enumerate(axes.T.flat):
         if t > T:
             panel.set_axis_off()
             continue
         panel.bar(places, probabilities[t, order], width=1.0, color=colours, linewidth=0)
-        panel.bar(stop_at, probabilities[t, N], width=3.0, color=INK, linewidth=0)
+        stop = float(probabilities[t, N])
+        panel.bar(stop_at, min(stop, height), width=3.0, color=INK, linewidth=0)
+        if stop > height:
+            for y in (0.56, 0.64):
+                panel.plot(
+                    [stop_at - 2.4, stop_at + 2.4], [(y - 0.04) * height, (y + 0.04) * height], "-w", linewidth=1.5
+                )
         position = {int(candidate): places[i] for i, candidate in enumerate(order)}
         for pick in picks[:t]:  # what can no longer be picked
             colour = _colour(groups, labels[pick])
             panel.plot(position[pick], -0.055 * height, "^", color=colour, markersize=3.2, clip_on=False)
-        x, value = (position[picks[t]], probabilities[t, picks[t]]) if t < T else (stop_at, probabilities[t, N])
+        x, value = (position[picks[t]], probabilities[t, picks[t]]) if t < T else (stop_at, min(stop, height))
         panel.annotate(
-            str(t + 1) if t < T else "stop", (x, value), (0, 3), textcoords="offset points", ha="center",
-            fontsize=7, fontweight="bold", color="white", annotation_clip=False,
+            str(t + 1) if t < T else f"stop {stop:.2f}", (x, value), (0, 3), textcoords="offset points",
+            ha="center" if t < T else "right", fontsize=7, fontweight="bold", color="white", annotation_clip=False,
             bbox={"boxstyle": "round,pad=0.22", "facecolor": INK, "edgecolor": "none"},
         )  # fmt: skip
+        if t < T:
+            panel.annotate(
+                f"{stop:.2f}", (stop_at, min(stop, height)), (0, 1.5), textcoords="offset points", ha="center",
+                fontsize=6, color="#5b6470", annotation_clip=False,
+            )  # fmt: skip
         said = "nothing picked yet" if t == 0 else f"after {t} pick{'s' if t > 1 else ''}"
         panel.set_title(said, loc="left", pad=2, fontsize=7, color="#5b6470")
         panel.set_ylim(0, height)

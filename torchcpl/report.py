@@ -38,7 +38,9 @@ tr.highlight td { background: #eef4fb; }
 .notes { color: var(--soft); font-size: .85rem; margin: .8rem 0 0; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
 figure { margin: 0; display: flex; flex-direction: column; } figure.wide { grid-column: 1 / -1; }
-figure img { display: block; width: 100%; height: auto; margin: auto; } figure.wide img { max-width: 52rem; }
+figure img { display: block; width: 100%; height: auto; margin: auto; }
+figure.wide img { max-width: 52rem; min-width: 36rem; }
+figure .scroll { margin: auto 0; }
 figcaption { font-size: .88rem; color: var(--soft); margin-top: .8rem; } figcaption b { color: var(--ink); }
 pre { background: #1c2127; color: #e8ecf1; border-radius: 10px; padding: .9rem 1rem; overflow-x: auto;
   font: .84rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; margin: .6rem 0; }
@@ -46,6 +48,7 @@ details { border-top: 1px solid var(--line); padding: .6rem 0; } details:first-o
 summary { cursor: pointer; font-weight: 600; font-size: .95rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: 0; font-size: .9rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+@media (max-width: 40rem) { th, td { padding: .4rem .45rem; } table { font-size: .85rem; } }
 @media print { body { background: none; } .card { break-inside: avoid; } }
 """
 
@@ -107,7 +110,7 @@ def write_report(
 <div class="card"><div class="scroll">{table.html()}</div><p class="notes">{notes}</p></div>
 <h2>Figures</h2>
 <div class="figures">{"".join(map(_figure, panels))}</div>
-<h2>Again</h2>
+<h2>Reproduce</h2>
 <div class="card"><pre>{lines}</pre><dl>{known}</dl></div>
 <h2>Configurations</h2>
 <div class="card">{settings}</div>
@@ -122,6 +125,6 @@ def _figure(panel: Panel) -> str:
     data = base64.b64encode(render(panel.figure, kind)).decode()
     return (
         f'<figure class="card{" wide" if panel.wide else ""}" id="{html.escape(panel.name)}">'
-        f'<img src="data:{mime};base64,{data}" alt="{html.escape(panel.title)}">'
+        f'<div class="scroll"><img src="data:{mime};base64,{data}" alt="{html.escape(panel.title)}"></div>'
         f"<figcaption><b>{html.escape(panel.title)}.</b> {html.escape(panel.caption)}</figcaption></figure>"
     )

@@ -298,7 +298,8 @@ def device_name(device: torch.device | str | None = None) -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return f"{model or platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{model or platform.processor() or platform.machine()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _command() -> str:

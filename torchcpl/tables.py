@@ -58,8 +58,8 @@ def summarise(records: Sequence[Row]) -> dict[str, float | None]:
 
     A name that is None in some record is None.
 
-    >>> summarise([{"f1": 0.5}, {"f1": 0.75}])
-    {'f1': 0.625, 'f1_std': 0.17677669529663687}
+    >>> summarise([{"f1": 1.0}, {"f1": 2.0}, {"f1": 3.0}])
+    {'f1': 2.0, 'f1_std': 1.0}
     """
     if not records:
         raise ValueError("records: expected at least one, got none")

@@ -214,7 +214,7 @@ def report(paths: Sequence[str | Path], out: str | Path, results: Table | None =
         plots.save(panel.figure, out / "figures" / panel.name)
     configs = {str(run.path): to_toml(run.config) for run in runs if run.config.seed == runs[0].config.seed}
     page = out / "report.html"
-    commands = [results.info["command"]]
+    commands = [results.info["command"], f"torchcpl evaluate {runs[-1].path}"]
     write_report(page, results.title, LEAD, findings(results), results, shown, configs, commands)
     return page
 
