@@ -49,7 +49,8 @@ def greedy(pot: Potentials, rules: Rules) -> Selection:
     # Candidates and the stop in one line, (B, N+1), so that one argmax settles a step.
     lines = np.empty((batch, n + 1), dtype=pot.unary.detach().numpy().dtype)
     lines[:, :n] = np.where(rules.available.numpy(), pot.unary.detach().numpy(), -np.inf)
-    lines[:, n] = (pot.stop + rules.stop_bias).to(pot.unary.dtype).detach().numpy()
+    stop = pot.stop if isinstance(rules.stop_bias, float) and rules.stop_bias == 0 else pot.stop + rules.stop_bias
+    lines[:, n] = stop.detach().to(pot.unary.dtype).numpy()
     indices = np.full((batch, rules.max_len), -1, dtype=np.int64)
     log_prob = np.zeros(batch, dtype=lines.dtype)
 
