@@ -15,9 +15,10 @@ from typing import Any, NoReturn, Protocol, cast
 from torchcpl import __version__
 from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml
 from torchcpl.results import extra, load_checkpoint
-from torchcpl.tables import Column, Table
+from torchcpl.tables import Table
+from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.runs import complete, plan, read_recipe, recipes
-from torchcpl.train import NonFiniteLoss, Task, fit
+from torchcpl.train import NonFiniteLoss, fit
 
 TASKS = {"subsets": "torchcpl.tasks.subsets.commands"}
 
@@ -25,23 +26,9 @@ TASKS = {"subsets": "torchcpl.tasks.subsets.commands"}
 class Commands(Protocol):
     """What the module of a task in `TASKS` holds."""
 
-    CONFIG: type[TrainConfig]  # with a field `method`
-    METHODS: tuple[str, ...]  # in the order of the table
-    COLUMNS: tuple[Column, ...]  # of the table
-    RULES: dict[str, str]  # how a checkpoint may be chosen; empty where there is one way
+    BENCHMARK: Benchmark[Any]
     PACKAGE: Path  # where the folder of recipes is
     SUMMARY: str
-
-    def make_task(self, config: Any) -> Task: ...
-
-    def evaluate(self, path: Path) -> Table: ...
-
-    def table(self, paths: Sequence[Path], rules: Sequence[str]) -> Table: ...
-
-    def bench(
-        self, paths: Sequence[Path], configs: Sequence[Any], *, batches: Sequence[int], repeats: int, examples: int,
-        precision: str,
-    ) -> Table: ...  # fmt: skip
 
     def report(self, paths: Sequence[Path], out: Path) -> Path: ...
 
@@ -69,10 +56,10 @@ def train(options: argparse.Namespace) -> None:
     named = Path(options.run) if options.run else None
     config = _config(commands, options, named if options.resume else None)
     run = named or Path("runs") / f"{options.task}-{config.method}-s{config.seed}"  # type: ignore[attr-defined]
-    state = fit(commands.make_task(config), run, resume=options.resume)
+    state = fit(commands.BENCHMARK.make_task(config), run, resume=options.resume)
     best = state["best"]
     _say(
-        f"[bold]{run}[/]: {state['metric']} {best['value']:.4f} at epoch {best['epoch']} of {config.epochs}, "
+        f"{run}: {state['metric']} {best['value']:.4f} at epoch {best['epoch']} of {config.epochs}, "
         f"{state['seconds']:.0f} s\nNext: torchcpl evaluate {run}"
     )
 
@@ -80,8 +67,8 @@ def train(options: argparse.Namespace) -> None:
 def evaluate(options: argparse.Namespace) -> None:
     kind = load_checkpoint(options.run).state["config"]
     for task in TASKS:
-        if _commands(task).CONFIG.__name__ == kind:
-            _show(_commands(task).evaluate(options.run), options.run / "evaluation.json", options)
+        if _commands(task).BENCHMARK.config.__name__ == kind:
+            _show(_commands(task).BENCHMARK.evaluate(options.run), options.run / "evaluation.json", options)
             return
     raise ValueError(f"{options.run} was trained with {kind}: expected a run of {', '.join(TASKS)}")
 
@@ -92,14 +79,14 @@ def table(options: argparse.Namespace) -> None:
     if runs:
         _refuse_settings(commands, options)
     if len(runs) == 1 and runs[0].suffix == ".json":
-        _show(Table.read(runs[0], commands.COLUMNS), None, options)
+        _show(Table.read(runs[0], commands.BENCHMARK.columns), None, options)
         return
     out = options.out or (Path("runs") / f"{options.task}-table.json")
     if not runs:
         folder = options.folder or Path("runs") / f"{options.task}-{options.recipe or 'table'}"
         runs = _planned(commands, options, folder)
         out = options.out or folder / "table.json"
-    _show(commands.table(runs, options.rule or tuple(commands.RULES)), out, options)
+    _show(commands.BENCHMARK.table(runs, options.rule or ()), out, options)
 
 
 def bench(options: argparse.Namespace) -> None:
@@ -109,8 +96,8 @@ def bench(options: argparse.Namespace) -> None:
         _refuse_settings(commands, options)
     else:
         base = _config(commands, options)
-        configs = list(plan(base, options.methods or commands.METHODS, [base.seed], ".").values())
-    results = commands.bench(
+        configs = list(plan(base, options.methods or tuple(commands.BENCHMARK.names), [base.seed], ".").values())
+    results = commands.BENCHMARK.bench(
         options.runs, configs, batches=options.batches, repeats=options.repeats, examples=options.examples,
         precision=options.arithmetic,
     )  # fmt: skip
@@ -119,13 +106,13 @@ def bench(options: argparse.Namespace) -> None:
 
 def report(options: argparse.Namespace) -> None:
     page = _commands(options.task).report(options.runs, options.out)
-    _say(f"Report: [bold]{page}[/], figures in {page.parent / 'figures'}")
+    _say(f"Report: {page}, figures in {page.parent / 'figures'}")
 
 
 def demo(options: argparse.Namespace) -> None:
     results, page = _commands(options.task).demo(options.out, _say)
     _show(results, None, options)
-    _say(f"Table:  [bold]{options.out / 'table.json'}[/]\nReport: [bold]{page}[/]  (open it in a browser)")
+    _say(f"Table:  {options.out / 'table.json'}\nReport: {page}  (open it in a browser)")
 
 
 # ---------------------------------------------------------------------------------------------- options
@@ -147,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
 
     for name, commands, sub in _verb(verbs, "train", train, "train a model, in a folder of its own"):
         sub.epilog = (
-            f"examples:\n  torchcpl train {name} --method {commands.METHODS[-1]} --epochs 20 --lr 1e-3\n"
+            f"examples:\n  torchcpl train {name} --method {tuple(commands.BENCHMARK.names)[-1]} --epochs 20 --lr 1e-3\n"
             f"  torchcpl train {name} --recipe {next(iter(recipes(commands.PACKAGE)))} --run runs/mine\n"
             f"  torchcpl train {name} --run runs/mine --resume    go on after Ctrl-C or a crash"
         )
@@ -169,23 +156,26 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="finished runs; or one JSON file of a table")
         sub.add_argument("--train", action="store_true", help="without RUN: train what is missing")
         sub.add_argument("--jobs", type=int, default=1, help="runs to train side by side (default: 1)")
-        sub.add_argument("--methods", nargs="+", choices=commands.METHODS, help="without RUN (default: all)")
+        sub.add_argument(
+            "--methods", nargs="+", choices=tuple(commands.BENCHMARK.names), help="without RUN (default: all)"
+        )
         sub.add_argument("--seeds", nargs="+", type=int, default=[0], help="without RUN (default: 0)")
         said = f"without RUN: where the runs are or go (default: runs/{name}-RECIPE)"
         sub.add_argument("--runs", dest="folder", type=Path, metavar="DIR", help=said)
-        if commands.RULES:
-            said = "on what the checkpoint is chosen (default: all that the runs allow)"
-            sub.add_argument("--rule", nargs="+", choices=tuple(commands.RULES), help=said)
+        said = "on what the checkpoint is chosen (default: all that the runs allow)"
+        sub.add_argument("--rule", nargs="+", choices=tuple(commands.BENCHMARK.rules), help=said)
         _add_output(sub)
         _add_config(sub, commands)
 
     for name, commands, sub in _verb(verbs, "bench", bench, "time predictions"):
         sub.epilog = (
             f"examples:\n  torchcpl bench {name} runs/{name}-cpl-s0 --batches 1 64\n"
-            f"  torchcpl bench {name} --methods {' '.join(commands.METHODS[-2:])}    untrained models"
+            f"  torchcpl bench {name} --methods {' '.join(tuple(commands.BENCHMARK.names)[-2:])}    untrained models"
         )
         sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="runs to time (default: untrained models)")
-        sub.add_argument("--methods", nargs="+", choices=commands.METHODS, help="without RUN (default: all)")
+        sub.add_argument(
+            "--methods", nargs="+", choices=tuple(commands.BENCHMARK.names), help="without RUN (default: all)"
+        )
         sub.add_argument("--batches", nargs="+", type=int, default=[1, 256], help="batch sizes (default: 1 256)")
         sub.add_argument("--repeats", type=int, default=10, help="rounds behind mean ± std (default: 10)")
         sub.add_argument("--examples", type=int, default=100, help="predictions a round at batch 1 (default: 100)")
@@ -248,24 +238,25 @@ def _add_config(parser: argparse.ArgumentParser, commands: Commands) -> None:
     base = group.add_mutually_exclusive_group()
     base.add_argument("--recipe", choices=tuple(recipes(commands.PACKAGE)), help="settings that come with torchcpl")
     base.add_argument("--config", type=Path, metavar="FILE", help="settings in a TOML file")
-    add_arguments(group, commands.CONFIG)
+    add_arguments(group, commands.BENCHMARK.config)
 
 
 def _config(commands: Commands, options: argparse.Namespace, begun: Path | None = None) -> TrainConfig:
     """The configuration asked for; of a run that was ``begun``, its own where no other is named."""
     base = None
     if options.recipe:
-        base = read_recipe(commands.CONFIG, commands.PACKAGE, options.recipe)
+        base = read_recipe(commands.BENCHMARK.config, commands.PACKAGE, options.recipe)
     elif options.config:
-        base = from_toml(commands.CONFIG, options.config)
+        base = from_toml(commands.BENCHMARK.config, options.config)
     elif begun and (begun / "config.toml").exists():
-        base = from_toml(commands.CONFIG, begun / "config.toml")
-    return from_args(commands.CONFIG, options, base)
+        base = from_toml(commands.BENCHMARK.config, begun / "config.toml")
+    config: TrainConfig = from_args(commands.BENCHMARK.config, options, base)
+    return config
 
 
 def _refuse_settings(commands: Commands, options: argparse.Namespace) -> None:
     """Runs that are named bring their settings with them."""
-    names = ["recipe", "config", "methods", "train", "folder", *(f.name for f in fields(commands.CONFIG))]
+    names = ["recipe", "config", "methods", "train", "folder", *(f.name for f in fields(commands.BENCHMARK.config))]
     given = [name for name in names if getattr(options, name, None)]
     if given:
         option = {"folder": "runs"}.get(given[0], given[0]).replace("_", "-")
@@ -277,8 +268,10 @@ def _planned(commands: Commands, options: argparse.Namespace, folder: Path) -> l
     for one, many in (("method", "methods"), ("seed", "seeds")):
         if hasattr(options, one):
             raise ValueError(f"--{one}: a table has several, expected --{many}")
-    planned = plan(_config(commands, options), options.methods or commands.METHODS, options.seeds, folder)
-    complete(planned, commands.make_task, train=options.train, jobs=options.jobs)
+    planned = plan(
+        _config(commands, options), options.methods or tuple(commands.BENCHMARK.names), options.seeds, folder
+    )
+    complete(planned, commands.BENCHMARK.make_task, train=options.train, jobs=options.jobs)
     return list(planned)
 
 
@@ -295,14 +288,15 @@ def _show(results: Table, path: Path | None, options: argparse.Namespace) -> Non
     if getattr(options, "markdown", False):
         print(results.markdown(), end="")
         return
-    _console().print(results.rich())
+    console = _console()
+    console.print(results.rich(console.width), crop=False)
     if path:
-        _say(f"Written to [bold]{path}[/]")
+        _say(f"Written to {path}")
 
 
 def _say(text: str) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0":  # of several processes that train together, one speaks
-        _console().print(text, highlight=False, soft_wrap=True)
+        _console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _complain(text: str) -> None:

@@ -26,7 +26,6 @@ from torchcpl.tasks.paths.scenes import (
     image_centres,
     images_overlap,
     load_scenes,
-    palette_to_rgb,
     save_scenes,
     split_by_geography,
     split_by_index,
@@ -415,16 +414,6 @@ def test_geography_split_parts_are_apart(made: Scenes, shared_data: Path, dev: f
 
 
 # On the device.
-
-
-def test_palette_to_rgb(made: Scenes) -> None:
-    images = torch.from_numpy(made.images[:3])
-    rgb = palette_to_rgb(images)
-    assert rgb.shape == (3, 3, 256, 256)
-    assert rgb.is_contiguous(memory_format=torch.channels_last)
-    expected = PALETTE[made.images[:3]].transpose(0, 3, 1, 2) / 255
-    np.testing.assert_allclose(rgb.numpy(), expected, atol=1e-6)
-    assert palette_to_rgb(images, torch.bfloat16).dtype == torch.bfloat16
 
 
 def test_flip_mirrors_images_and_paths_alike(made: Scenes) -> None:

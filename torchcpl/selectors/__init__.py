@@ -4,7 +4,8 @@ from torchcpl.selectors.base import Method
 from torchcpl.selectors.cpl import CPL
 from torchcpl.selectors.hungarian import Hungarian
 from torchcpl.selectors.kmeans import kmeans
+from torchcpl.selectors.multi_hypothesis import MultiHypothesis
 from torchcpl.selectors.pointer import PointerHead
 from torchcpl.selectors.threshold import Threshold
 
-__all__ = ["CPL", "Hungarian", "Method", "PointerHead", "Threshold", "kmeans"]
+__all__ = ["CPL", "Hungarian", "Method", "MultiHypothesis", "PointerHead", "Threshold", "kmeans"]

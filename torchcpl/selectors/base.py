@@ -19,12 +19,18 @@ class Method(nn.Module, ABC):
     knob: float
     knobs: tuple[float, ...]
 
+    def assign(self, features: Tensor, mask: Tensor, target: Tensor, points: Tensor, goals: Tensor) -> Tensor:
+        """The candidate (B, T) trained for each target (B, T): the target itself, or one that is matched to it.
+
+        ``points`` (B, N, c) and ``goals`` (B, T, c) say where candidates and targets lie.
+        """
+        return target
+
     @abstractmethod
-    def loss(self, features: Tensor, mask: Tensor, target: Tensor, points: Tensor, goals: Tensor) -> Tensor:
+    def loss(self, features: Tensor, mask: Tensor, target: Tensor) -> Tensor:
         """The scalar to minimise.
 
-        ``features`` (B, N, d) encoded candidates, ``mask`` (B, N), ``target`` (B, T) with −1 padding. ``points``
-        (B, N, c) and ``goals`` (B, T, c) say where candidates and targets lie, for methods that match by distance.
+        ``features`` (B, N, d) encoded candidates, ``mask`` (B, N), ``target`` (B, T) with −1 padding, as assigned.
         """
 
     @abstractmethod

@@ -46,7 +46,7 @@ class CPL(Method):
         pot: Potentials = self.head(features, mask)
         return pot
 
-    def loss(self, features: Tensor, mask: Tensor, target: Tensor, points: Tensor, goals: Tensor) -> Tensor:
+    def loss(self, features: Tensor, mask: Tensor, target: Tensor) -> Tensor:
         pot = self.potentials(features, mask)
         if self.ordered:
             return ordered_nll(pot, target, per_step=True)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcpl.potentials import picked_mask
 from torchcpl.selectors.threshold import Threshold
 
 
@@ -31,14 +30,10 @@ class Hungarian(Threshold):
         self.squared = squared
         self.exclude_self = exclude_self
 
-    def loss(self, features: Tensor, mask: Tensor, target: Tensor, points: Tensor, goals: Tensor) -> Tensor:
-        logits = self.scores(features).squeeze(-1)
-        matched = self.match(logits, mask, target, points, goals)
-        return self.cross_entropy(logits, picked_mask(matched, logits.shape[1]), mask)
-
     @torch.no_grad()
-    def match(self, logits: Tensor, mask: Tensor, target: Tensor, points: Tensor, goals: Tensor) -> Tensor:
-        """(B, T) the candidate assigned to each target, −1 where there is none."""
+    def assign(self, features: Tensor, mask: Tensor, target: Tensor, points: Tensor, goals: Tensor) -> Tensor:
+        """(B, T) the candidate matched to each target, −1 where there is none."""
+        logits = self.logits(features, mask)
         distance = torch.cdist(goals.float(), points.float())  # (B, T, N)
         if self.squared:
             distance = distance.square()
@@ -47,15 +42,15 @@ class Hungarian(Threshold):
         if self.exclude_self:
             own = F.one_hot(target.clamp(min=0), cost.shape[2]).bool() & (mask.sum(-1) > 1)[:, None, None]
             barred = barred | own
-        return assign(cost.masked_fill(barred, 1e6), target >= 0)
+        return assignment(cost.masked_fill(barred, 1e6), target >= 0)
 
 
-def assign(cost: Tensor, real: Tensor) -> Tensor:
-    """The candidate (B, T) that the optimal assignment at ``cost`` (B, T, N) gives each real target, −1 elsewhere."""
+def assignment(cost: Tensor, real: Tensor) -> Tensor:
+    """The candidate (B, T) that the cheapest assignment at ``cost`` (B, T, N) gives each real target, −1 elsewhere."""
     from scipy.optimize import linear_sum_assignment
 
-    costs = cost.cpu().numpy()
     counts = real.sum(-1).tolist()  # real targets come first
+    costs = cost[:, : max(counts, default=0)].cpu().numpy()
     matched = torch.full(real.shape, -1, dtype=torch.long)
     into = matched.numpy()
 

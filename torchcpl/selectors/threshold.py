@@ -27,12 +27,18 @@ class Threshold(Method):
         self.scores = mlp(dim, hidden, 1, activation, dropout)
         self.pos_weight = pos_weight
 
-    def loss(self, features: Tensor, mask: Tensor, target: Tensor, points: Tensor, goals: Tensor) -> Tensor:
-        logits = self.scores(features).squeeze(-1)
-        return self.cross_entropy(logits, picked_mask(target, logits.shape[1]), mask)
+    def logits(self, features: Tensor, mask: Tensor) -> Tensor:
+        """(B, N) log-odds of the candidates."""
+        logits: Tensor = self.scores(features).squeeze(-1)
+        return logits
+
+    def loss(self, features: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+        """Mean over the candidates of the batch."""
+        each = self.cross_entropy(self.logits(features, mask), picked_mask(target, features.shape[1]), mask)
+        return each.sum() / mask.sum().clamp(min=1)
 
     def cross_entropy(self, logits: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
-        """Masked mean over the candidates of the batch."""
+        """The binary cross-entropy of ``logits`` (..., N), 0 where there is no candidate."""
         positives = (positive & mask).sum()
         negatives = mask.sum() - positives
         weight = negatives / positives.clamp(min=1) if self.pos_weight is None else self.pos_weight
@@ -42,11 +48,11 @@ class Threshold(Method):
             pos_weight=torch.as_tensor(weight, dtype=torch.float32, device=logits.device),
             reduction="none",
         )
-        return each.masked_fill(~mask, 0).sum() / mask.sum().clamp(min=1)
+        return each.masked_fill(~mask, 0)
 
     def select(self, features: Tensor, mask: Tensor, max_len: int, knob: float | None = None) -> Selection:
         """All candidates above the threshold, best first. ``max_len`` does not bound a parallel method."""
-        logits = self.scores(features).squeeze(-1).float().masked_fill(~mask, -torch.inf)  # (B, N)
+        logits = self.logits(features, mask).float().masked_fill(~mask, -torch.inf)  # (B, N)
         ranked, order = logits.sort(dim=-1, descending=True, stable=True)
         kept = ranked.sigmoid() > (self.knob if knob is None else knob)
         log_odds = torch.where(kept, F.logsigmoid(ranked), F.logsigmoid(-ranked))

@@ -11,14 +11,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from torchcpl.tasks.paths.maps import Array, LaneGraph
 from torchcpl.tasks.paths.sampling import (
@@ -195,12 +193,13 @@ class Split:
         return f"{len(self.train)} train, {len(self.dev)} dev, {len(self.val)} val, {len(self.dropped)} dropped"
 
 
-def split_by_index(count: int, val: float = 0.2) -> Split:
-    """The first scenes to train on, the last ``val`` of them to report on; both lie on the same roads."""
+def split_by_index(count: int, val: float = 0.2, dev: float = 0.0) -> Split:
+    """The last ``val`` of the scenes to report on, ``dev`` of them before; all lie on the same roads."""
     _check_share(val, "val")
+    _check_share(val + dev, "val + dev")
     cut = count - round(count * val)
-    none = np.empty(0, np.int64)
-    return Split(np.arange(cut), np.arange(cut, count), none, none)
+    aside = cut - round(count * dev)
+    return Split(np.arange(aside), np.arange(cut, count), np.arange(aside, cut), np.empty(0, np.int64))
 
 
 def split_by_geography(scenes: Scenes, val: float = 0.2, dev: float = 0.0) -> Split:
@@ -312,17 +311,6 @@ def contact_sheet(scenes: Scenes, indices: Sequence[int], columns: int = 4, zoom
 
 
 # On the device.
-
-
-def palette_to_rgb(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Palette indices (B, H, W) as RGB in [0, 1], (B, 3, H, W), channels last in memory."""
-    return F.embedding(images.int(), _colors(images.device, dtype)).permute(0, 3, 1, 2)
-
-
-@lru_cache(maxsize=8)
-def _colors(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The palette on the device, copied there once, (7, 3)."""
-    return (torch.from_numpy(PALETTE).float() / 255).to(device, dtype)
 
 
 def flip(images: Tensor, paths: Tensor, which: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -51,6 +51,8 @@ class Features:
 
     def __post_init__(self) -> None:
         check_tensor("train", self.train, ("M", "d"), "float")
+        if self.train.shape[1] == 0:
+            raise ValueError("train: expected at least one feature, got none")
         check_tensor("test", self.test, ("M", self.train.shape[1]), "float")
         for split in ("train", "test"):
             features, labels = getattr(self, split), getattr(self, f"{split}_labels")
@@ -192,7 +194,8 @@ def _npz(path: Path) -> Features:
             raise ValueError(f"{path}: labels of {name}: expected {matrix.shape[:1]}, got {given.shape}")
         if scale.shape not in ((), matrix.shape[1:]) or scale.dtype.kind not in "iuf":
             raise ValueError(f"{path}: scale: expected () or {matrix.shape[1:]} numbers, got {scale.shape}")
-        matrices[name] = torch.from_numpy(matrix.astype(np.float32) * scale.astype(np.float32))
+        with np.errstate(over="ignore"):  # Features refuses infinities, and says so
+            matrices[name] = torch.from_numpy(matrix.astype(np.float32) * scale.astype(np.float32))
     labels, class_names = _encode_labels(path, parts, arrays.get("class_names"))
     try:
         if "features" in parts:

@@ -19,18 +19,9 @@ from torchcpl.report import Panel, write_report
 from torchcpl.results import extra
 from torchcpl.selectors import CPL
 from torchcpl.tables import Table
-from torchcpl.tasks.runs import Run, complete, plan, read_recipe, read_run
+from torchcpl.tasks.runs import Run, complete, plan, read_recipe
 from torchcpl.tasks.subsets.data import Bags, BagSampler, fixed_bags
-from torchcpl.tasks.subsets.results import (
-    HELD_OUT,
-    NAMES,
-    REFERENCE,
-    RULES,
-    by_rule,
-    make_task,
-    restore,
-    table,
-)
+from torchcpl.tasks.subsets.results import BENCHMARK, NAMES, REFERENCE, make_task
 from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel, SubsetsTask
 
 COLOURS = {
@@ -123,7 +114,7 @@ def convergence_curves(runs: Sequence[Run[SubsetsConfig]]) -> dict[str, plots.Cu
 def panels(runs: Sequence[Run[SubsetsConfig]], reference: dict[str, Any] | None = None) -> list[Panel]:
     """Every figure that the runs allow; ``reference`` is the table's row of k-Means."""
     first = {method: next((run for run in runs if run.config.method == method), None) for method in NAMES}
-    restored = {method: restore(run) for method, run in first.items() if run}
+    restored = {method: BENCHMARK.restore(run) for method, run in first.items() if run}
     knobs = {method: run.state["best"]["metrics"]["knob"] for method, run in first.items() if run}
     found: list[Panel] = []
     if "cpl" in restored:
@@ -206,8 +197,8 @@ def findings(results: Table) -> list[str]:
 def report(paths: Sequence[str | Path], out: str | Path, results: Table | None = None) -> Path:
     """Write ``report.html`` and the figures as PNG and SVG into the folder ``out``; the path of the page."""
     out = Path(out)
-    runs = [read_run(SubsetsConfig, path) for path in paths]
-    results = results or table(paths)
+    runs = list(map(BENCHMARK.read, paths))
+    results = results or BENCHMARK.table(paths)
     reference = next((dict(row) for row in results.rows if row["method"] == REFERENCE), None)
     shown = panels(runs, reference)
     for panel in shown:
@@ -230,7 +221,7 @@ def demo(out: str | Path, say: Callable[[str], None]) -> tuple[Table, Path]:
     torch.set_num_threads(1)  # a bag at a time is too little work to share
     try:
         say("Comparing them on bags of images that none has seen …")
-        results = table(list(planned), [rule for rule, name in RULES.items() if name == HELD_OUT])
+        results = BENCHMARK.table(list(planned), ["held-out"])
         results.write(out / "table.json")
         say("Drawing the figures …")
         return results, report(list(planned), out, results)
@@ -240,6 +231,3 @@ def demo(out: str | Path, say: Callable[[str], None]) -> tuple[Table, Path]:
 
 def _array(values: Tensor) -> np.ndarray[Any, Any]:
     return values.float().cpu().numpy() if values.is_floating_point() else values.cpu().numpy()
-
-
-__all__ = ["COLOURS", "Trace", "by_rule", "convergence_curves", "demo", "example_bag", "findings", "panels", "report"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,10 +114,16 @@ class SubsetsModel(nn.Module):
     def forward(self, bags: Bags) -> dict[str, Tensor]:
         where = bags.target.clamp(min=0).unsqueeze(-1).expand(-1, -1, bags.features.shape[-1])
         goals = bags.features.gather(1, where)
-        return {"loss": self.method.loss(self.encode(bags), bags.mask, bags.target, bags.features, goals)}
+        features = self.encode(bags)
+        assigned = self.method.assign(features, bags.mask, bags.target, bags.features, goals)
+        return {"loss": self.method.loss(features, bags.mask, assigned)}
+
+    def decode(self, features: Tensor, bags: Bags, knob: float | None = None) -> Selection:
+        """What the method selects from bags, given their encoded items."""
+        return self.method.select(features, bags.mask, self.max_len, knob)
 
     def select(self, bags: Bags, knob: float | None = None) -> Selection:
-        return self.method.select(self.encode(bags), bags.mask, self.max_len, knob)
+        return self.decode(self.encode(bags), bags, knob)
 
 
 def build_method(config: SubsetsConfig) -> Method:
@@ -230,6 +237,17 @@ class SubsetsTask:
             knob: {name: float(value) / len(bags) for name, value in columns.items()}
             for knob, columns in totals.items()
         }
+
+    def report(self, model: nn.Module, knob: float) -> dict[str, float]:
+        """Mean scores over the reported bags."""
+        return self.evaluate(model, self.reported, (knob,))[knob]
+
+    def examples(self, batch: int, limit: int) -> list[Bags]:
+        """The first reported bags, ``batch`` at a time, up to ``limit`` times."""
+        limit = min(limit, len(self.reported) // batch)
+        if not limit:
+            raise ValueError(f"batch: expected at most {len(self.reported)}, the run's validation_bags, got {batch}")
+        return list(itertools.islice(self.reported.split(batch), limit))
 
     def evaluate_kmeans(self, bags: Bags, seed: int = 0) -> dict[str, float]:
         """The reference: k-Means on the frozen features, told how many classes each bag holds."""

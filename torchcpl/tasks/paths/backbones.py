@@ -1,0 +1,57 @@
+"""From pixels to cells: a network of stride 8, and a code of where each cell lies."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchcpl.resnet import ResNet18, load_resnet18, resnet18
+from torchcpl.tasks.paths.sampling import CELL
+
+BACKBONES = ("resnet18", "patches")
+
+
+class Patches(nn.Module):
+    """A cell's pixels by one linear map, then residual convolutions over the cells, each reaching twice as far.
+
+    Sixteen times cheaper than ResNet-18's first two stages: for small data and for CPUs.
+    """
+
+    def __init__(self, channels: int, blocks: int = 4) -> None:
+        super().__init__()
+        self.channels = channels
+        self.embed = nn.Conv2d(3, channels, CELL, stride=CELL)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(blocks))
+        self.convs = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=2**i, dilation=2**i) for i in range(blocks))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """images (B, 3, H, W), normalised -> (B, channels, H/8, W/8)."""
+        x: Tensor = self.embed(images)
+        for norm, conv in zip(self.norms, self.convs, strict=True):
+            x = x + conv(F.relu(norm(x)))
+        return x
+
+
+def build_backbone(name: str, dim: int, weights: str = "") -> ResNet18 | Patches:
+    """The network of that name: ResNet-18's first two stages, or patches of ``dim`` channels."""
+    if name == "patches":
+        if weights:
+            raise ValueError(f"weights = {weights!r}: expected none with backbone = 'patches'")
+        return Patches(dim)
+    return load_resnet18(weights, cut=2) if weights else resnet18(cut=2)
+
+
+def position_code(size: int, dim: int) -> Tensor:
+    """Sinusoids of row and column, (size², dim): half of the channels each, wavelengths from 2π to 10,000·2π cells."""
+    if dim % 4:
+        raise ValueError(f"dim: expected a multiple of 4 for the position code, got {dim}")
+    rates = torch.exp(torch.arange(dim // 4) * (-math.log(10_000.0) / (dim // 4)))
+    angles = torch.arange(size).unsqueeze(-1) * rates  # (size, dim/4)
+    code = torch.cat([angles.sin(), angles.cos()], -1)  # (size, dim/2)
+    grid = torch.cat(
+        [code.unsqueeze(1).expand(-1, size, -1), code.unsqueeze(0).expand(size, -1, -1)], -1
+    )  # row, column
+    return grid.flatten(0, 1)

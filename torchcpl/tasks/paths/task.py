@@ -1,0 +1,311 @@
+"""Path prediction: one valid path through a scene from above, trained from one of its paths at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchcpl.config import TrainConfig, option
+from torchcpl.head import KINDS, CPLHead, mlp
+from torchcpl.metrics import off_road, path_scores
+from torchcpl.potentials import Selection
+from torchcpl.resnet import IMAGENET_MEAN, IMAGENET_STD
+from torchcpl.selectors import CPL, Hungarian, Method, MultiHypothesis, PointerHead, Threshold
+from torchcpl.tasks.paths.backbones import BACKBONES, build_backbone, position_code
+from torchcpl.tasks.paths.maps import load_maps
+from torchcpl.tasks.paths.procedural import procedural_map
+from torchcpl.tasks.paths.sampling import BACKGROUND, CELL, GRID, PALETTE
+from torchcpl.tasks.paths.scenes import (
+    Scenes,
+    Split,
+    cells_of,
+    flip,
+    generate,
+    load_scenes,
+    split_by_geography,
+    split_by_index,
+)
+from torchcpl.train import device_of
+from torchcpl.transformer import Encoder
+
+METHODS = ("grid", "hungarian", "multi_hypothesis", "pointer", "cpl")
+COLUMNS = ("min_ade", "min_hd", "off_road", "min_ade_n1", "min_ade_n2", "min_ade_n3", "min_ade_n4plus")
+SPLITS = ("index", "geography")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathsConfig(TrainConfig):
+    """The paper's recipe."""
+
+    optimizer: str = option("adamw", "optimiser", choices=("adam", "adamw"))
+    lr: float = option(3e-4, "learning rate, at its peak where there is a schedule", low=0.0)
+    weight_decay: float = option(1e-4, "weight decay: L2 in adam, decoupled in adamw", low=0.0)
+
+    method: str = option("cpl", "how paths are selected", choices=METHODS)
+    source: str = option(
+        "procedural", "procedural, a lane map or a folder of them, or a .npz file that `torchcpl scenes` wrote"
+    )
+    scenes: int = option(6000, "scenes to draw from the maps (a .npz file has its own)", low=2)
+    scenes_seed: int = option(0, "seed of the scenes", low=0)
+    split: str = option("index", "which scenes are reported on: the last, or those of other areas", choices=SPLITS)
+    val: float = option(0.2, "part of the scenes that is reported on", low=0.01, high=0.9)
+    dev: float = option(
+        0.0, "part of the scenes set aside to choose the checkpoint on (0 = the reported ones)", low=0.0, high=0.5
+    )
+    flip: bool = option(True, "mirror half of the training scenes")
+
+    weights: str = option("", "ResNet-18 weights to start from, .safetensors or .pth")
+    backbone: str = option("resnet18", "network from pixels to cells; patches is a small one", choices=BACKBONES)
+    dim: int = option(128, "width of the encoder", low=4)
+    layers: int = option(4, "encoder layers", low=0)
+    heads: int = option(8, "attention heads", low=1)
+    ffn: int = option(512, "width of the feed-forward blocks", low=1)
+    dropout: float = option(0.1, "dropout in encoder, decoder and CPL head", low=0.0, high=0.9)
+    hidden: int = option(128, "width of the CPL head's MLPs", low=1)
+    score_hidden: int = option(64, "width of the offset MLP and of the parallel methods' score MLPs", low=1)
+    kind: str = option("lowrank", "interaction of the CPL head", choices=KINDS)
+    live_stop: bool = option(True, "let the stop of the CPL head depend on the picks")
+    decoder_layers: int = option(2, "layers of the pointer's decoder", low=1)
+    hypotheses: int = option(6, "hypotheses of multi_hypothesis", low=1)
+    selection_weight: float = option(10.0, "weight of the selection loss", low=0.0)
+    offset_weight: float = option(
+        5.0, "weight of the offset loss, L1 in cells (hungarian: 0.1 of squared pixels)", low=0.0
+    )
+    max_len: int = option(100, "most picks (cpl, pointer)", low=1)
+
+
+class PathBatch(NamedTuple):
+    """Scenes, and of each the one path that training shows."""
+
+    images: Tensor  # (B, 256, 256) uint8 palette indices
+    path: Tensor  # (B, T, 2) px, −1 after the end
+
+
+class Prediction(NamedTuple):
+    """Picked cells and the points in them."""
+
+    selection: Selection
+    points: Tensor  # (B, T, 2) px; those from ``lengths`` on are padding
+
+    @property
+    def lengths(self) -> Tensor:
+        """Number of points of each path, (B,)."""
+        return self.selection.lengths
+
+
+class PathsModel(nn.Module):
+    """Encoder, offsets and method. ``model(batch)`` is the losses, ``model.select(images)`` the path."""
+
+    colors: Tensor
+    places: Tensor
+    corners: Tensor
+
+    def __init__(self, config: PathsConfig) -> None:
+        super().__init__()
+        colors = torch.from_numpy(PALETTE).float() / 255
+        self.register_buffer("colors", (colors - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD))
+        self.backbone = build_backbone(config.backbone, config.dim, config.weights)
+        channels = self.backbone.channels
+        self.project = nn.Identity() if channels == config.dim else nn.Linear(channels, config.dim)
+        self.register_buffer("places", position_code(GRID, config.dim), persistent=False)
+        self.encoder = Encoder(config.dim, config.layers, config.heads, config.ffn, config.dropout, norm_first=False)
+        self.offset = mlp(config.dim, config.score_hidden, 2, "gelu", 0.0)
+        cells = torch.arange(GRID * GRID)
+        corners = torch.stack([cells % GRID, cells // GRID], -1).float() * CELL
+        self.register_buffer("corners", corners, persistent=False)  # (N, 2) px
+        self.method = build_method(config)
+        self.matched = config.method == "hungarian"
+        self.selection_weight = config.selection_weight
+        self.offset_weight = 0.1 if self.matched else config.offset_weight
+        self.max_len = config.max_len
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Palette images (B, 256, 256) to features of the cells (B, N, d)."""
+        rgb = nn.functional.embedding(images.int(), self.colors).permute(0, 3, 1, 2)  # channels last in memory
+        cells = self.backbone(rgb).flatten(2).transpose(1, 2)
+        encoded: Tensor = self.encoder(self.project(cells) + self.places)
+        return encoded
+
+    def points(self, features: Tensor) -> Tensor:
+        """The point (B, N, 2) in each cell, px."""
+        points: Tensor = self.corners + CELL * self.offset(features).float().sigmoid()
+        return points
+
+    def forward(self, batch: PathBatch) -> dict[str, Tensor]:
+        target, _ = cells_of(batch.path)
+        features = self.encode(batch.images)
+        mask, points = self._all(features), self.points(features)
+        assigned = self.method.assign(features, mask, target, points.detach(), batch.path)
+        selection = self.method.loss(features, mask, assigned)
+        gap = _gather(points, assigned) - batch.path  # (B, T, 2)
+        size = gap.square() if self.matched else gap.abs() / CELL
+        real = (assigned >= 0).unsqueeze(-1)
+        offset = size.masked_fill(~real, 0).sum() / (2 * real.sum()).clamp(min=1)
+        loss = self.selection_weight * selection + self.offset_weight * offset
+        return {"loss": loss, "selection": selection, "offset": offset}
+
+    def decode(self, features: Tensor, images: Tensor, knob: float | None = None) -> Prediction:
+        """The path that the method selects, given the encoded cells of the images."""
+        selection = self.method.select(features, self._all(features), self.max_len, knob)
+        return Prediction(selection, _gather(self.points(features), selection.indices))
+
+    def select(self, images: Tensor, knob: float | None = None) -> Prediction:
+        return self.decode(self.encode(images), images, knob)
+
+    def _all(self, features: Tensor) -> Tensor:
+        return torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
+
+
+def _gather(points: Tensor, cells: Tensor) -> Tensor:
+    """(B, T, 2) the points (B, N, 2) of ``cells`` (B, T); those of the first cell where padded."""
+    return points.gather(1, cells.clamp(min=0).unsqueeze(-1).expand(-1, -1, 2))
+
+
+def build_method(config: PathsConfig) -> Method:
+    """The selection method on top of the encoder, with the paper's settings."""
+    if config.method == "cpl":
+        head = CPLHead(
+            config.dim, config.hidden, kind=config.kind, live_stop=config.live_stop, activation="relu",
+            dropout=config.dropout,
+        )  # fmt: skip
+        return CPL(head, ordered=True)
+    if config.method == "pointer":
+        decoder = PointerHead(
+            config.dim, layers=config.decoder_layers, heads=config.heads, ffn=config.ffn, dropout=config.dropout,
+            max_len=config.max_len,
+        )  # fmt: skip
+        return CPL(decoder, ordered=True)
+    settings: dict[str, Any] = {"pos_weight": 1.0}
+    if config.method == "hungarian":
+        return Hungarian(
+            config.dim, config.score_hidden, distance_weight=0.1, squared=False, exclude_self=False, **settings
+        )
+    if config.method == "multi_hypothesis":
+        return MultiHypothesis(config.dim, config.score_hidden, hypotheses=config.hypotheses, **settings)
+    return Threshold(config.dim, config.score_hidden, **settings)
+
+
+def load_source(config: PathsConfig, *, progress: bool = True) -> Scenes:
+    """The scenes a configuration names: read from a file, or drawn from maps."""
+    if config.source.endswith(".npz"):
+        return load_scenes(config.source)
+    maps = [procedural_map(seed=config.scenes_seed)] if config.source == "procedural" else None
+    if maps is None:
+        if not Path(config.source).exists():
+            raise ValueError(
+                f"source = {config.source!r}: expected procedural, a lane map, a folder of them, or a .npz of scenes"
+            )
+        maps = load_maps(config.source)
+    return generate(maps, config.scenes, config.scenes_seed, progress=progress)
+
+
+class SceneSet:
+    """Scenes on a device, in one of the parts of a split."""
+
+    def __init__(self, scenes: Scenes, device: torch.device) -> None:
+        longest = int(scenes.lengths.max(initial=0))
+        self.images = torch.from_numpy(scenes.images).to(device)  # (S, 256, 256)
+        self.paths = torch.from_numpy(scenes.paths[:, :, :longest]).to(device)  # (S, K, T, 2)
+        self.lengths = torch.from_numpy(scenes.lengths).to(device)  # (S, K)
+        self.counts = (self.lengths > 0).sum(-1)  # (S,)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def split(self, size: int) -> Iterator[slice]:
+        return (slice(start, start + size) for start in range(0, len(self), size))
+
+
+class PathsTask:
+    """What the training loop needs: a model, batches by number, and validation."""
+
+    metric = "min_ade"
+    higher_is_better = False
+
+    def __init__(self, config: PathsConfig, scenes: Scenes | None = None, *, progress: bool = True) -> None:
+        self.config = config
+        self.device = device_of(config)
+        self.scenes = load_source(config, progress=progress) if scenes is None else scenes
+        self.parts = split_scenes(config, self.scenes)
+        self.train = SceneSet(self.scenes.select(self.parts.train), self.device)
+        self.reported = SceneSet(self.scenes.select(self.parts.val), self.device)
+        aside = len(self.parts.dev) > 0
+        self.chosen_on = SceneSet(self.scenes.select(self.parts.dev), self.device) if aside else self.reported
+        self.generator = torch.Generator(device=self.device)
+        self._order: tuple[int, Tensor] | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.train) // self.config.batch_size)
+
+    def build(self) -> PathsModel:
+        return PathsModel(self.config)
+
+    def batch(self, step: int) -> PathBatch:
+        """Scenes of an epoch in random order, the last batch filled up from its beginning."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        size, base = self.config.batch_size, self.config.seed * 1_000_003
+        if self._order is None or self._order[0] != epoch:
+            self.generator.manual_seed(2 * (base + epoch) + 1)
+            self._order = epoch, torch.randperm(len(self.train), generator=self.generator, device=self.device)
+        where = torch.arange(place * size, (place + 1) * size, device=self.device) % len(self.train)
+        rows = self._order[1][where]
+        self.generator.manual_seed(2 * (base + step))
+        coins = torch.rand(2, size, generator=self.generator, device=self.device)
+        which = (coins[0] * self.train.counts[rows]).long()
+        images, path = self.train.images[rows], self.train.paths[rows, which]
+        return PathBatch(*(flip(images, path, coins[1] < 0.5) if self.config.flip else (images, path)))
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """The columns on the scenes the checkpoint is chosen on and, where these are others, on the reported ones."""
+        found = self.evaluate(model, self.chosen_on)
+        if self.chosen_on is not self.reported:
+            reported = self.evaluate(model, self.reported)
+            found |= {f"reported_{name}": value for name, value in reported.items()}
+        return found
+
+    def report(self, model: nn.Module, knob: float | None = None) -> dict[str, float]:
+        """The columns on the reported scenes."""
+        return self.evaluate(model, self.reported)
+
+    def examples(self, batch: int, limit: int) -> list[Tensor]:
+        """Images of the first reported scenes, ``batch`` at a time, up to ``limit`` times."""
+        limit = min(limit, len(self.reported) // batch)
+        if not limit:
+            raise ValueError(f"batch: expected at most {len(self.reported)}, the scenes reported on, got {batch}")
+        return list(self.reported.images[: batch * limit].split(batch))
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, scenes: SceneSet, size: int = 256) -> dict[str, float]:
+        """Means over the scenes; ``min_ade_n…`` over those with that many valid paths, NaN where there are none."""
+        if not isinstance(model, PathsModel):
+            raise ValueError(f"model: expected a PathsModel, got {type(model).__name__}")
+        parts = []
+        for part in scenes.split(size):
+            prediction = model.select(scenes.images[part])
+            lengths = prediction.lengths
+            scores = path_scores(
+                prediction.points, lengths, scenes.paths[part], scenes.lengths[part], scenes.counts[part]
+            )
+            off = off_road(prediction.points, lengths, scenes.images[part] != BACKGROUND)
+            parts.append(torch.stack([scores["min_ade"], scores["min_hd"], 100 * off]))
+        each = torch.cat(parts, 1)  # (3, S)
+        strata = scenes.counts.clamp(max=4) == torch.arange(1, 5, device=self.device).unsqueeze(-1)  # (4, S)
+        by_count = (strata * each[0]).sum(-1) / strata.sum(-1)
+        return dict(zip(COLUMNS, torch.cat([each.mean(-1), by_count]).tolist(), strict=True))
+
+
+def split_scenes(config: PathsConfig, scenes: Scenes) -> Split:
+    """The parts of the scenes that a configuration asks for."""
+    if config.split == "geography":
+        parts = split_by_geography(scenes, config.val, config.dev)
+    else:
+        parts = split_by_index(len(scenes), config.val, config.dev)
+    if not len(parts.train) or not len(parts.val) or (config.dev and not len(parts.dev)):
+        raise ValueError(f"split = {config.split!r}, val = {config.val}, dev = {config.dev}: a part is empty ({parts})")
+    return parts
