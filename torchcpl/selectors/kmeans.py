@@ -15,7 +15,7 @@ def kmeans(
     """Lloyd's algorithm on every row at once, from k random members; picks the member nearest to each centroid.
 
     ``points`` (B, N, c), ``mask`` (B, N), ``k`` (B,) the number of clusters. Stops when nothing moves. A cluster that
-    loses all its members keeps its centroid. Of two centroids with the same nearest member, one pick is made.
+    loses all its members keeps its centroid, and has none to pick in the end.
     """
     batch, n, _ = points.shape
     most = int(k.max()) if batch else 0
@@ -32,11 +32,10 @@ def kmeans(
         if torch.equal(moved, centres):
             break
         centres = moved
-    nearest = torch.cdist(centres, points).masked_fill(~mask.unsqueeze(1), torch.inf).argmin(-1)  # (B, C)
-    indices = nearest.masked_fill(~used, -1)
-    earlier = torch.ones(most, most, dtype=torch.bool, device=points.device).tril(-1)
-    repeated = ((indices.unsqueeze(2) == indices.unsqueeze(1)) & earlier).any(-1)
-    indices = indices.masked_fill(repeated, -1)
+    distance = torch.cdist(points, centres).masked_fill(~used.unsqueeze(1), torch.inf)
+    member = torch.nn.functional.one_hot(distance.argmin(-1), most).bool() & mask.unsqueeze(-1)
+    nearest = distance.masked_fill(~member, torch.inf).argmin(1)  # (B, C), each among its own members
+    indices = nearest.masked_fill(~(used & member.any(1)), -1)
     front = (indices < 0).to(torch.int8).argsort(dim=-1, stable=True)  # padding last
     indices = indices.gather(1, front)
     return Selection(indices, (indices >= 0).sum(-1), torch.zeros(batch, device=points.device), n)
