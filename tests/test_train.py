@@ -23,6 +23,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torchcpl import train
 from torchcpl.config import TrainConfig, from_toml, option, override
 from torchcpl.results import read_history, read_json
 from torchcpl.train import (
@@ -338,6 +339,40 @@ def test_not_finite_says_where(tmp_path: Path, device: str, fault: str, message:
     # What went wrong goes wrong again, at the same place.
     with pytest.raises(NonFiniteLoss, match=message):
         fit(Toy(ToyConfig(device=device), {6: lambda: fault}), run, resume=True, progress=False)
+
+
+@pytest.mark.parametrize("fault", ["loss", "gradient"])
+def test_a_late_look_finds_the_first_bad_step(tmp_path: Path, fault: str) -> None:
+    """On CUDA a look is taken once in many steps, when all that follows has gone bad as well."""
+    fabric = importlib.import_module("lightning_fabric").Fabric(accelerator="cpu", devices=1)
+    loop = train._Loop(fabric, Toy(ToyConfig(), {6: lambda: fault}), tmp_path, None)
+    for step in range(9):
+        loop._step(step)
+        loop.done = step + 1
+        if step == 3:
+            loop._check()
+    with pytest.raises(NonFiniteLoss) as error:
+        loop._check()
+    said = "loss loss, small; gradient" if fault == "loss" else "gradient"
+    assert f"not finite in epoch 2, step 6 (from 0): {said} of first.bias (1 of 7);" in str(error.value)
+
+
+def test_what_a_model_refuses_says_when(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise ValueError("unary: expected no NaN")
+
+    task = Toy(ToyConfig())
+    model = task.build()
+    task.build = lambda: model  # type: ignore[method-assign]
+    task.at = {5: lambda: model.register_forward_pre_hook(lambda *_: refuse()) and ""}
+    with pytest.raises(ValueError, match=r"epoch 2, step 5 \(from 0\): unary: expected no NaN"):
+        fit(task, tmp_path / "run", progress=False)
+
+
+def test_no_more_processes_than_the_machine_has(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="devices = 100000: expected at most"):
+        fit(Toy(ToyConfig(devices=100_000)), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_parameter_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:

@@ -17,10 +17,13 @@ from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml
 from torchcpl.results import extra, load_checkpoint
 from torchcpl.tables import Table
 from torchcpl.tasks.benchmark import Benchmark
+from torchcpl.tasks.paths.commands import make_scenes
+from torchcpl.tasks.paths.task import SPLITS, PathsConfig
 from torchcpl.tasks.runs import complete, plan, read_recipe, recipes
 from torchcpl.train import NonFiniteLoss, fit
 
-TASKS = {"subsets": "torchcpl.tasks.subsets.commands"}
+DEMO = "subsets"  # the task of `torchcpl demo`
+TASKS = {"subsets": "torchcpl.tasks.subsets.commands", "paths": "torchcpl.tasks.paths.commands"}
 
 
 class Commands(Protocol):
@@ -110,9 +113,24 @@ def report(options: argparse.Namespace) -> None:
 
 
 def demo(options: argparse.Namespace) -> None:
-    results, page = _commands(options.task).demo(options.out, _say)
+    out = options.out or Path("runs") / ("demo" if options.task == DEMO else f"demo-{options.task}")
+    results, page = _commands(options.task).demo(out, _say)
     _show(results, None, options)
-    _say(f"Table:  {options.out / 'table.json'}\nReport: {page}  (open it in a browser)")
+    _say(f"Table:  {out / 'table.json'}\nReport: {page}  (open it in a browser)")
+
+
+def scenes(options: argparse.Namespace) -> None:
+    stored = options.source.endswith(".npz")
+    given = {"scenes": options.scenes, "scenes_seed": options.seed}
+    given = {name: value for name, value in given.items() if value is not None}
+    if stored and given:
+        raise ValueError(f"--{next(iter(given)).replace('scenes_', '')}: {options.source} has its own scenes")
+    out = options.out or (None if stored else Path("runs/scenes.npz"))
+    show = options.show
+    if show == Path():  # named without a file
+        show = (out or Path(options.source)).with_suffix(".png")
+    config = PathsConfig(source=options.source, **given)
+    make_scenes(config, out, show, tuple(options.split or ()), _say)
 
 
 # ---------------------------------------------------------------------------------------------- options
@@ -124,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Contextual Plackett–Luce: train, evaluate and compare selection models.",
         epilog="examples:\n"
         "  torchcpl demo                                  everything, in a few minutes on a CPU\n"
+        "  torchcpl demo paths                            the same for paths through road scenes\n"
         "  torchcpl train subsets --method cpl            train one model\n"
         "  torchcpl evaluate runs/subsets-cpl-s0          what it reached\n"
         "  torchcpl table subsets --train --seeds 0 1 2   all methods, trained where missing\n\n"
@@ -191,9 +210,32 @@ def _parser() -> argparse.ArgumentParser:
 
     said = "Train all methods on small embedded data, compare them, write a table and a report."
     sub = verbs.add_parser("demo", help="train and compare all methods in a few minutes", description=said)
-    sub.add_argument("task", nargs="?", choices=tuple(TASKS), default="subsets", help="default: subsets")
-    sub.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder (default: runs/demo)")
+    sub.add_argument("task", nargs="?", choices=tuple(TASKS), default=DEMO, help=f"default: {DEMO}")
+    folders = ", ".join(f"runs/demo-{task}" for task in TASKS if task != DEMO)
+    sub.add_argument("--out", type=Path, help=f"folder (default: runs/demo, {folders})")
     _finish(sub, demo)
+
+    said = "Draw road scenes with all their valid paths from lane maps, store them, look at them."
+    sub = verbs.add_parser("scenes", help="make and look at the scenes of the paths task", description=said)
+    sub.epilog = (
+        "examples:\n  torchcpl scenes --show                             made-up roads, and a picture of some\n"
+        "  torchcpl scenes --source maps/ --split geography   from a folder of lane maps\n"
+        "  torchcpl scenes --source runs/scenes.npz --show    what a file holds\n"
+        "  torchcpl train paths --source runs/scenes.npz      train on it"
+    )
+    sub.add_argument(
+        "--source", default="procedural", metavar="SOURCE",
+        help="procedural; a lane map (lane-graph/1, nuScenes map expansion or Argoverse 2 JSON) or a folder of them; "
+        "or a .npz that this command wrote (default: procedural)",
+    )  # fmt: skip
+    defaults = PathsConfig()
+    sub.add_argument("--scenes", type=int, metavar="N", help=f"how many (default: {defaults.scenes})")
+    sub.add_argument("--seed", type=int, help=f"of the scenes (default: {defaults.scenes_seed})")
+    sub.add_argument("--out", type=Path, metavar="FILE.npz", help="default: runs/scenes.npz, for a .npz none")
+    said = "a picture of some scenes with all their paths (default: beside the scenes)"
+    sub.add_argument("--show", nargs="?", type=Path, const=Path(), metavar="FILE.png", help=said)
+    sub.add_argument("--split", nargs="+", choices=SPLITS, help="say how many scenes the parts of a split have")
+    _finish(sub, scenes)
     return parser
 
 

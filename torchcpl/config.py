@@ -41,7 +41,7 @@ def option(
 class TrainConfig:
     """What the training loop needs to know; a task's configuration inherits it and adds its own fields."""
 
-    seed: int = option(0, "seed of the weights, the data and the dropout", low=0)
+    seed: int = option(0, "seed of the weights, the data and the dropout", low=0, high=2**32 - 1)
     epochs: int = option(300, "passes of steps_per_epoch steps", low=1)
     batch_size: int = option(256, "examples in a step, on each device", low=1)
     optimizer: str = option("adam", "optimiser", choices=("adam", "adamw"))
@@ -56,7 +56,7 @@ class TrainConfig:
     deterministic: bool = option(True, "repeatable arithmetic on CUDA as well, where torch has it")
     validate_every: int = option(1, "epochs between validations", low=1)
     checkpoint_seconds: float = option(
-        15.0, "least time between checkpoints, each at a validation (0 = at every one)", low=0.0
+        30.0, "least time between checkpoints, each at a validation (0 = at every one)", low=0.0
     )
     device: str = option("auto", "where to train; auto = CUDA if there is one", choices=("auto", "cpu", "cuda"))
     devices: int = option(1, "processes that share the work (DDP)", low=1)

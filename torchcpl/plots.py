@@ -228,28 +228,29 @@ def interaction(W: Array, labels: Array, names: Sequence[str]) -> Figure:
 
 
 @_styled
-def convergence(curves: Mapping[str, Curve], label: str, colours: Mapping[str, str]) -> Figure:
-    """A line a method: the mean over seeds, ± one deviation, with a star at the best."""
+def convergence(curves: Mapping[str, Curve], label: str, colours: Mapping[str, str], best: str = "max") -> Figure:
+    """A line a method: the mean over seeds, ± one deviation, with a star at the best, which is the max or the min."""
+    high = best == "max"
     figure = _figure(WIDTH * 0.58, WIDTH * 0.38)
     axes = figure.subplots()
     for name, (at, values) in curves.items():
         mean, deviation = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
         axes.fill_between(at, mean - deviation, mean + deviation, color=colours[name], alpha=0.18, linewidth=0)
         axes.plot(at, mean, color=colours[name], linewidth=1.4, label=name)
-        best = int(mean.argmax())
+        top = int(mean.argmax() if high else mean.argmin())
         axes.plot(
-            at[best], mean[best], "*", color=colours[name], markersize=11, markeredgecolor="white",
+            at[top], mean[top], "*", color=colours[name], markersize=11, markeredgecolor="white",
             markeredgewidth=0.8, zorder=5, clip_on=False,
         )  # fmt: skip
         axes.annotate(
-            f"{mean[best]:.3f}", (at[best], mean[best]), (0, 7), textcoords="offset points", ha="center",
-            fontsize=7, color=_dark(colours[name]),
+            f"{mean[top]:.3f}" if high else f"{mean[top]:.2f}", (at[top], mean[top]), (0, 7 if high else -13),
+            textcoords="offset points", ha="center", fontsize=7, color=_dark(colours[name]),
         )  # fmt: skip
     axes.set_xlabel("epoch")
     axes.set_ylabel(label)
     axes.grid(True)
     axes.margins(x=0.02, y=0.12)
-    axes.legend(loc="lower right")
+    axes.legend(loc="lower right" if high else "upper right")
     return figure
 
 
@@ -320,10 +321,13 @@ def picked_images(images: Array, labels: Array, picks: Sequence[int], names: Seq
     return figure
 
 
-def _figure(width: float, height: float) -> Figure:
+def _figure(width: float, height: float, packed: bool = False) -> Figure:
+    """A figure in inches, its axes close together where they are ``packed``."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    return Figure(figsize=(width, height), layout="constrained")
+    close = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0.0, hspace=0.0)
+    return Figure(figsize=(width, height), layout=close if packed else "constrained")
 
 
 def _groups(labels: Array) -> list[int]:
@@ -366,3 +370,192 @@ def _frame(x: float, y: float, colour: str) -> Any:
     from matplotlib.patches import Rectangle
 
     return Rectangle((x + 0.02, y + 0.02), 0.96, 0.96, fill=False, edgecolor=colour, linewidth=1.6, zorder=5)
+
+
+# ------------------------------------------------------------------------------------- scenes from above
+
+
+class Route(NamedTuple):
+    """Points (T, 2) on a picture, x right and y down in its pixels; a line through them where they have an order."""
+
+    points: Array
+    colour: str
+    ordered: bool = True
+
+
+class Scene(NamedTuple):
+    """A picture (H, W, 3) uint8 with routes over it, and a few words in its corner."""
+
+    picture: Array
+    routes: Sequence[Route]
+    words: str = ""
+
+
+class Decoding(NamedTuple):
+    """A selection on a grid of cells over a picture, after 0, 1, …, T picks."""
+
+    picture: Array  # (H, W, 3) uint8
+    points: Array  # (T, 2) where the picks lie, in pixels
+    probabilities: Array  # (T+1, R, C) of each cell to be picked next
+    added: Array  # (T+1, R, C) what the picks added to the cells' logits
+
+
+@_styled
+def scene_rows(rows: Mapping[str, Sequence[Scene]]) -> Figure:
+    """A row of pictures a name, each with its routes."""
+    columns = max(map(len, rows.values()))
+    figure = _figure(WIDTH, (WIDTH - 0.2) / columns * len(rows), packed=True)
+    grid = figure.subplots(len(rows), columns, squeeze=False)
+    for line, (name, scenes) in zip(grid, rows.items(), strict=True):
+        for axes, scene in zip(line, scenes, strict=True):
+            _picture(axes, scene.picture)
+            for route in scene.routes:
+                _line(axes, route)
+            if scene.words:
+                box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.85, "edgecolor": "none"}
+                axes.text(0.97, 0.04, scene.words, transform=axes.transAxes, ha="right", fontsize=6, bbox=box)
+        line[0].set_ylabel(name, labelpad=3)
+    return figure
+
+
+@_styled
+def decoding_steps(decoding: Decoding, steps: Sequence[int]) -> Figure:
+    """After each of ``steps`` picks: how likely every cell is to be next, and what the picks added to its logit."""
+    figure = _figure(WIDTH, 2 * (WIDTH - 0.9) / len(steps) + 0.3, packed=True)
+    grid = figure.subplots(2, len(steps), squeeze=False)
+    for line, kind in zip(grid, ("probabilities", "added"), strict=True):
+        views = [_View(axes, decoding, kind) for axes in line]
+        for view, step in zip(views, steps, strict=True):
+            view.show(step)
+        views[0].scale(figure, list(line))
+    for axes, step in zip(grid[0], steps, strict=True):
+        axes.set_title(_picks(step), pad=3)
+    return figure
+
+
+def animation(decoding: Decoding, seconds: float = 0.22, pause: float = 2.5) -> bytes:
+    """The decoding as a GIF: a frame a pick, ``seconds`` each, the last one for ``pause``."""
+    with extra():
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from PIL import Image
+
+    with matplotlib.rc_context(STYLE):
+        figure = _figure(6.4, 3.25)
+        canvas = FigureCanvasAgg(figure)
+        views = [
+            _View(axes, decoding, kind)
+            for axes, kind in zip(figure.subplots(1, 2), ("probabilities", "added"), strict=True)
+        ]
+        for view in views:
+            view.scale(figure, [view.axes])
+        title = views[0].axes.set_title(_picks(0), loc="left", pad=4)
+        frames = []
+        for step in range(len(decoding.points) + 1):
+            for view in views:
+                view.show(step)
+            title.set_text(_picks(step))
+            canvas.draw()
+            figure.set_layout_engine("none")  # what is laid out once stays where it is
+            frames.append(Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3]))
+    # One palette for all frames and no dithering: pixels that do not change cost nothing.
+    colours = frames[len(frames) // 2].quantize(64, method=Image.Quantize.MEDIANCUT)
+    frames = [frame.quantize(palette=colours, dither=Image.Dither.NONE) for frame in frames]
+    durations = [round(1000 * seconds)] * (len(frames) - 1) + [round(1000 * pause)]
+    buffer = io.BytesIO()
+    frames[0].save(
+        buffer, "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True, disposal=1
+    )
+    return buffer.getvalue()
+
+
+class _View:
+    """One half of a decoding, ``probabilities`` or ``added``, over its faint picture."""
+
+    def __init__(self, axes: Any, decoding: Decoding, kind: str) -> None:
+        from matplotlib import colormaps
+        from matplotlib.colors import LogNorm, Normalize
+
+        self.axes, self.points = axes, decoding.points
+        self.values = getattr(decoding, kind)
+        self.likely = kind == "probabilities"
+        limit = float(np.quantile(np.abs(decoding.added), 0.995)) or 1.0
+        self.norm = LogNorm(1e-4, 1, clip=True) if self.likely else Normalize(-limit, limit, clip=True)
+        self.colours = colormaps["YlOrRd" if self.likely else "RdBu_r"]
+        H, W = decoding.picture.shape[:2]
+        _picture(axes, decoding.picture)
+        blank = np.zeros((*self.values.shape[1:], 4))
+        self.cells = axes.imshow(blank, extent=(0, W, H, 0), interpolation="nearest", zorder=2)
+        (self.line,) = axes.plot([], [], "-o", color=INK, linewidth=0.8, markersize=1.7, zorder=3)
+        (self.next,) = axes.plot([], [], "o", color=INK, markerfacecolor="none", markersize=4.5, zorder=4)
+
+    def show(self, step: int) -> None:
+        """The state after ``step`` picks."""
+        level = np.asarray(self.norm(self.values[step]))
+        shade = self.colours(level)
+        # What says nothing leaves the picture visible.
+        shade[..., 3] = 0.9 * np.clip(2.5 * level if self.likely else 4 * np.abs(level - 0.5), 0, 1)
+        self.cells.set_data(shade)
+        self.line.set_data(*self.points[:step].T)
+        self.next.set_data(*(self.points[step : step + 1].T if self.likely else ([], [])))
+
+    def scale(self, figure: Figure, beside: list[Any]) -> None:
+        from matplotlib.cm import ScalarMappable
+
+        bar = figure.colorbar(ScalarMappable(self.norm, self.colours), ax=beside, fraction=0.03, pad=0.012, aspect=20)
+        bar.set_label("P(next pick)" if self.likely else "added to the logit by the picks")
+        bar.outline.set_linewidth(0.6)
+
+
+def _picture(axes: Any, picture: Array) -> None:
+    H, W = picture.shape[:2]
+    axes.imshow(picture, extent=(0, W, H, 0), interpolation="antialiased")
+    axes.set_xlim(0, W)
+    axes.set_ylim(H, 0)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set(visible=True, edgecolor=FAINT)
+
+
+def _line(axes: Any, route: Route) -> None:
+    x, y = route.points.T
+    if route.ordered:
+        axes.plot(x, y, "-", color="white", linewidth=2.2)
+        axes.plot(x, y, "-o", color=route.colour, linewidth=1.1, markersize=2.2, markeredgewidth=0)
+    else:
+        axes.plot(x, y, "o", color=route.colour, markersize=3.0, markeredgecolor="white", markeredgewidth=0.4)
+
+
+def _picks(count: int) -> str:
+    return f"{count} pick{'' if count == 1 else 's'}"
+
+
+# ------------------------------------------------------------------------------------------------ groups
+
+
+@_styled
+def grouped_bars(
+    heights: Mapping[str, Sequence[float | None]], groups: Sequence[str], label: str, xlabel: str,
+    colours: Mapping[str, str], deviations: Mapping[str, Sequence[float | None]] | None = None,
+) -> Figure:  # fmt: skip
+    """For each group a bar a method, as high as its value, none where that is None; its deviation as a whisker."""
+    figure = _figure(WIDTH * 0.58, WIDTH * 0.38)
+    axes = figure.subplots()
+    width = 0.84 / len(heights)
+    for i, (name, values) in enumerate(heights.items()):
+        at = np.arange(len(groups)) + (i - (len(heights) - 1) / 2) * width
+        there = np.array([value is not None for value in values])
+        tall = np.array([value or 0.0 for value in values])
+        axes.bar(at[there], tall[there], 0.92 * width, color=colours[name], linewidth=0, label=name)
+        spread = np.array([value or 0.0 for value in (deviations or {}).get(name, [None] * len(groups))])
+        if spread.any():
+            axes.errorbar(at[there], tall[there], spread[there], fmt="none", ecolor=INK, elinewidth=0.6, capsize=1.2)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(label)
+    axes.grid(True, axis="y")
+    axes.margins(y=0.12)
+    axes.legend(loc="upper left", ncols=2)
+    return figure

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchcpl.plots import render
+from torchcpl.plots import render, save
 from torchcpl.results import write_atomic
 from torchcpl.tables import Table
 
@@ -54,12 +54,15 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 
 
 class Panel(NamedTuple):
-    """A figure of the report. A dense one is set as pixels, any other as lines; a wide one has a row to itself."""
+    """A figure of the report, or the bytes of a GIF. A dense figure is set as pixels, any other as lines.
+
+    A wide one has a row to itself.
+    """
 
     name: str
     title: str
     caption: str
-    figure: Figure
+    figure: Figure | bytes
     wide: bool = False
     dense: bool = False
 
@@ -92,7 +95,7 @@ def write_report(
         "versions": versions,
         "seeds": ", ".join(map(str, table.info.get("seeds", []))),
     }
-    known = "".join(f"<dt>{name}</dt><dd>{html.escape(str(value))}</dd>" for name, value in facts.items())
+    known = "".join(f"<dt>{name}</dt><dd>{html.escape(str(value or '–'))}</dd>" for name, value in facts.items())
     lines = html.escape("\n".join(commands))
     page = f"""<!doctype html>
 <html lang="en">
@@ -120,9 +123,23 @@ def write_report(
     write_atomic(path, page.encode())
 
 
+def save_panels(panels: Sequence[Panel], folder: str | Path) -> None:
+    """Write the figures as PNG and SVG and the animations as GIF, each under the name of its panel."""
+    for panel in panels:
+        stem = Path(folder) / panel.name
+        if isinstance(panel.figure, bytes):
+            write_atomic(f"{stem}.gif", panel.figure)
+        else:
+            save(panel.figure, stem)
+
+
 def _figure(panel: Panel) -> str:
-    kind, mime = ("png", "image/png") if panel.dense else ("svg", "image/svg+xml")
-    data = base64.b64encode(render(panel.figure, kind)).decode()
+    if isinstance(panel.figure, bytes):
+        mime, content = "image/gif", panel.figure
+    else:
+        kind, mime = ("png", "image/png") if panel.dense else ("svg", "image/svg+xml")
+        content = render(panel.figure, kind)
+    data = base64.b64encode(content).decode()
     return (
         f'<figure class="card{" wide" if panel.wide else ""}" id="{html.escape(panel.name)}">'
         f'<div class="scroll"><img src="data:{mime};base64,{data}" alt="{html.escape(panel.title)}"></div>'

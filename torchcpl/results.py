@@ -167,8 +167,10 @@ def read_history(run: str | Path) -> list[dict[str, Any]]:
     """The validations of a run so far, one record each."""
     path = Path(run) / "history.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    # A line without its end was cut short.
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    try:
+        return [json.loads(line) for line in lines if line.endswith("\n")]  # one without its end was cut short
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not a record a line: {error}") from None
 
 
 def open_run(run: Path, config: TrainConfig, resume: bool) -> dict[str, Any] | None:

@@ -107,23 +107,34 @@ class Table:
         if not isinstance(content, dict) or not {"title", "rows", "notes", "published"} <= content.keys():
             raise ValueError(f"{path}: expected a table with title, rows, notes and published")
         parts = {name: content.pop(name) for name in ("title", "rows", "published", "notes")}
+        if not all(isinstance(row, dict) and columns[0].name in row for row in (*parts["rows"], *parts["published"])):
+            raise ValueError(f"{path}: expected rows with {columns[0].name}")
+        absent = [column.name for column in columns if not any(column.name in row for row in parts["rows"])]
+        if absent:
+            raise ValueError(f"{path}: a table of other columns, expected {', '.join(absent)} among them")
         return cls(parts["title"], columns, parts["rows"], parts["published"], tuple(parts["notes"]), content)
 
-    def rich(self) -> RichTable:
-        """For the terminal."""
+    def rich(self, width: int = 80) -> RichTable:
+        """For a terminal of ``width`` columns: names wrap, numbers never; where they need more, it is wider."""
         with extra():
             from rich import box
             from rich.table import Table as RichTable
             from rich.text import Text
 
+        lines = list(self._lines())
         table = RichTable(
-            title=self.title, title_style="bold", title_justify="left", caption="\n".join(self.notes),
+            title=Text(self.title), title_style="bold", title_justify="left", caption=Text("\n".join(self.notes)),
             caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0),
         )  # fmt: skip
-        for column in self.columns:
+        least = 2  # the box's edges
+        for at, column in enumerate(self.columns):
             text = column.digits is None
-            table.add_column(column.heading(), justify="left" if text else "right", no_wrap=True)
-        for line in self._lines():
+            said = [column.heading(), *(line.cells[at] for line in lines if at < len(line.cells))]
+            least += 2 + max(len(part) for cell in said for part in (cell.split() if text else [cell]))
+            table.add_column(Text(column.heading()), justify="left" if text else "right", no_wrap=not text)
+        if least > width:
+            table.width = least
+        for line in lines:
             if line.kind == "rule":
                 table.add_section()
                 table.add_row(Text(line.cells[0], style="italic"))
@@ -139,7 +150,7 @@ class Table:
         lines = ["| " + " | ".join(heads) + " |"]
         lines.append("|" + "|".join("---" if column.digits is None else "--:" for column in self.columns) + "|")
         for line in self._lines():
-            cells = [c.strip() for c in line.cells] + [""] * (len(heads) - len(line.cells))
+            cells = [c.strip().replace("|", "\\|") for c in line.cells] + [""] * (len(heads) - len(line.cells))
             if line.kind == "rule":
                 cells[0] = f"*{cells[0]}*"
             elif line.kind == "published":

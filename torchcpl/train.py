@@ -115,6 +115,9 @@ def fit(task: Task, run: str | Path, *, resume: bool = False, progress: bool = T
     with extra():
         from lightning_fabric import Fabric
     run, config, device = Path(run), task.config, device_of(task.config)
+    there = torch.cuda.device_count() if device.type == "cuda" else os.cpu_count() or 1
+    if config.devices > there:
+        raise ValueError(f"devices = {config.devices}: expected at most {there}, as many as there are here")
     automatic = "bf16-mixed" if device.type == "cuda" else "32-true"
     precision: Any = automatic if config.precision == "auto" else config.precision
     # A method may leave parameters without a gradient, which plain "ddp" refuses.
@@ -172,7 +175,8 @@ class _Loop:
         self.module, self.stepper = fabric.setup(_Losses(self.model), self.optimizer)
         self.zero = torch.zeros((), device=fabric.device)
         self.terms: list[str] = []  # the names of the losses, known after the first step
-        self.totals, self.first_bad = self.zero, self.zero
+        self.totals = self.zero
+        self.seen: list[Tensor] = []  # of each step since the last check, its losses and its gradients' norms (K + P,)
         self.done, self.count, self.seconds, self.peak = 0, 0, 0.0, 0.0
         self.metrics: dict[str, float | None] = {}
         self.best: dict[str, Any] | None = None
@@ -211,32 +215,33 @@ class _Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, step, self.steps)
         batch = self.task.batch(step * self.fabric.world_size + self.fabric.global_rank)
-        losses: dict[str, Tensor] = self.module(lambda: batch)
+        try:
+            losses: dict[str, Tensor] = self.module(lambda: batch)
+        except ValueError as error:  # a NaN that the model itself came upon
+            raise ValueError(f"{self._when(step)}: {error}") from error
         if not self.terms:
             self._watch(list(losses))
         self.fabric.backward(losses["loss"])
         grads = [self.zero if p.grad is None else p.grad for p in self.parameters.values()]
-        norms = torch.stack(torch._foreach_norm(grads))  # (P,)
+        values = [losses[term].detach().float() for term in self.terms]
+        seen = torch.stack([*values, *torch._foreach_norm(grads)])  # (K + P,)
         if self.config.clip:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.config.clip, norms.norm())
+            norm = seen[len(values) :].norm()
+            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.config.clip, norm)
         self.stepper.step()
         self.stepper.zero_grad()
         if self.config.ema:
             self._average(step)
-        values = torch.stack([losses[term].detach().float() for term in self.terms])  # (K,)
-        self.totals += values
+        self.totals += seen[: len(values)]
         self.count += 1
-        bad = torch.where(torch.cat([values, norms]).isfinite(), _NEVER, step)  # (K + P,)
-        self.first_bad = torch.minimum(self.first_bad, bad)
+        self.seen.append(seen)
 
     def _watch(self, terms: list[str]) -> None:
         if "loss" not in terms:
             raise ValueError(f"model(batch) gave the losses {terms}: expected one named 'loss'")
-        self.terms, device = terms, self.fabric.device
-        # Since the last validation, the sum of each loss over `count` steps; since ever, the first step at which a
-        # loss or a parameter's gradient was not finite.
-        self.totals = torch.zeros(len(terms), dtype=torch.float64, device=device)  # (K,)
-        self.first_bad = torch.full((len(terms) + len(self.parameters),), _NEVER, device=device)  # (K + P,)
+        self.terms = terms
+        # The sum of each loss over `count` steps, those since the last validation.
+        self.totals = torch.zeros(len(terms), dtype=torch.float64, device=self.fabric.device)  # (K,)
 
     @torch.no_grad()
     def _average(self, step: int) -> None:
@@ -262,7 +267,9 @@ class _Loop:
         """Raise NonFiniteLoss if a loss, gradient or parameter has become NaN or infinite."""
         K, parameters = len(self.terms), tuple(self.parameters.values())
         finite = torch.stack(torch._foreach_norm(parameters, torch.inf)).isfinite().tolist()  # largest entries
-        steps = self._reduce(self.first_bad, "min").tolist()
+        seen, self.seen = torch.stack(self.seen), []  # (S, K + P)
+        numbers = torch.arange(self.done - len(seen), self.done, device=seen.device).unsqueeze(1)
+        steps = self._reduce(torch.where(seen.isfinite(), _NEVER, numbers).amin(0), "min").tolist()
         if min(steps) == _NEVER and all(finite):
             return
         first = min(*steps, self.done - 1)
@@ -275,8 +282,10 @@ class _Loop:
             [f"parameter {weights[0]} ({len(weights)} of {len(finite)}) after step {self.done - 1}"] if weights else []
         )
         kept = f"{self.run / 'last'} is good" if (self.run / "last").exists() else "there is no checkpoint yet"
-        epoch = first // self.task.steps_per_epoch + 1
-        raise NonFiniteLoss(f"not finite in epoch {epoch}, step {first} (from 0): {'; '.join(found)}; {kept}")
+        raise NonFiniteLoss(f"not finite in {self._when(first)}: {'; '.join(found)}; {kept}")
+
+    def _when(self, step: int) -> str:
+        return f"epoch {step // self.task.steps_per_epoch + 1}, step {step} (from 0)"
 
     def _validate(self) -> dict[str, Any]:
         """Metrics and mean losses, as a line of the history; notes the best so far."""

@@ -7,6 +7,7 @@ A task describes itself by a `Benchmark`. Its model has ``encode(inputs)``, ``de
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -163,7 +164,9 @@ class Benchmark(Generic[C]):
         best = run.state["best"]
         knob, epoch = best["metrics"].get("knob"), best["epoch"]
         rule = self.held_out if task.chosen_on is not task.reported else self.reported
-        found = task.report(model, knob) | {"epoch": epoch, "knob": knob}
+        scores = task.report(model, knob).items()
+        found = {name: value if math.isfinite(value) else None for name, value in scores}  # as the history has it
+        found |= {"epoch": epoch, "knob": knob}
         row = self._row(_method(run), rule, [found], [run]) | self._quick_ms(run)
         theirs = [line for line in self.published(run.config) if line["method"] == row["method"]]
         chosen = f"epoch {epoch}" + ("" if knob is None else f" and knob {knob:g}")

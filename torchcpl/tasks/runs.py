@@ -51,7 +51,10 @@ def read_run(cls: type[C], path: str | Path) -> Run[C]:
     config, state = read_state(path)
     if state["config"] != cls.__name__:
         raise CheckpointError(f"{path} is a run with {state['config']}: expected {cls.__name__}")
-    return Run(path, from_toml(cls, config), read_history(path), state)
+    history = read_history(path)
+    if not history:
+        raise CheckpointError(f"{path / 'history.jsonl'}: expected a record of every validation, got none")
+    return Run(path, from_toml(cls, config), history, state)
 
 
 def plan(base: C, methods: Iterable[str], seeds: Iterable[int], folder: str | Path) -> dict[Path, C]:

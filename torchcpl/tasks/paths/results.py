@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ PUBLISHED = [
 
 @cache
 def _scenes(source: PathsConfig) -> Scenes:
-    return load_source(source)
+    return load_source(source, progress=multiprocessing.parent_process() is None)  # one process shows it
 
 
 def make_task(config: PathsConfig) -> PathsTask:

@@ -5,9 +5,12 @@ Scene number ``index`` is a pure function of (maps, seed, index): any number of 
 
 from __future__ import annotations
 
+import io
 import math
 import multiprocessing
 import os
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from torchcpl.results import write_atomic
 from torchcpl.tasks.paths.maps import Array, LaneGraph
 from torchcpl.tasks.paths.sampling import (
     BACKGROUND,
@@ -38,6 +42,8 @@ from torchcpl.tasks.paths.sampling import (
     opencv,
     sample_scene,
 )
+
+FORMAT = "path-scenes/1"
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,9 +153,10 @@ def _progress(total: int, shown: bool) -> Iterator[Callable[[], None]]:
 def save_scenes(scenes: Scenes, path: str | Path) -> None:
     """Write ``.npz``: two pixels a byte, compressed."""
     packed = scenes.images[:, :, ::2] << 4 | scenes.images[:, :, 1::2]
+    buffer = io.BytesIO()
     np.savez_compressed(
-        Path(path),
-        format=np.array("path-scenes/1"),
+        buffer,
+        format=np.array(FORMAT),
         images=packed,
         paths=scenes.paths,
         lengths=scenes.lengths.astype(np.uint8),
@@ -157,24 +164,38 @@ def save_scenes(scenes: Scenes, path: str | Path) -> None:
         poses=scenes.poses,
         maps=np.array(scenes.maps),
     )
+    write_atomic(path, buffer.getvalue())
 
 
 def load_scenes(path: str | Path) -> Scenes:
-    """Read what ``save_scenes`` wrote."""
-    with np.load(Path(path)) as file:
-        if "format" not in file or str(file["format"]) != "path-scenes/1":
-            raise ValueError(f"{path}: not a file of scenes: expected 'format' to be 'path-scenes/1'")
-        packed = file["images"]
-        images = np.empty((len(packed), SIZE, SIZE), np.uint8)
-        images[:, :, ::2], images[:, :, 1::2] = packed >> 4, packed & 15
-        return Scenes(
-            images=images,
-            paths=file["paths"],
-            lengths=file["lengths"].astype(np.int64),
-            map_index=file["map_index"].astype(np.int64),
-            poses=file["poses"],
-            maps=tuple(str(name) for name in file["maps"]),
-        )
+    """Read what ``save_scenes`` wrote; a ValueError names a file that is another, or not whole."""
+    try:
+        with np.load(Path(path)) as file:
+            if "format" not in file or str(file["format"]) != FORMAT:
+                raise ValueError(f"not a file of scenes: expected 'format' to be {FORMAT!r}")
+            field = {name: file[name] for name in ("images", "paths", "lengths", "map_index", "poses", "maps")}
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path}: cannot be read as scenes: {error}") from None
+    packed, S = field["images"], len(field["images"])
+    shapes = {"images": (S, SIZE, SIZE // 2), "paths": (S, MAX_PATHS, MAX_POINTS, 2), "lengths": (S, MAX_PATHS)}
+    shapes |= {"map_index": (S,), "poses": (S, 3)}
+    for name, shape in shapes.items():
+        if field[name].shape != shape:
+            raise ValueError(f"{path}: field {name!r}: expected shape {shape}, got {field[name].shape}")
+    images = np.empty((S, SIZE, SIZE), np.uint8)
+    images[:, :, ::2], images[:, :, 1::2] = packed >> 4, packed & 15
+    if not S or images.max() >= len(PALETTE) or not field["lengths"].any(axis=1).all():
+        raise ValueError(f"{path}: expected at least one scene, colours of the palette, and a path in every scene")
+    return Scenes(
+        images=images,
+        paths=field["paths"],
+        lengths=field["lengths"].astype(np.int64),
+        map_index=field["map_index"].astype(np.int64),
+        poses=field["poses"],
+        maps=tuple(str(name) for name in field["maps"]),
+    )
 
 
 # Splits.

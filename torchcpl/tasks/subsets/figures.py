@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchcpl import plots
-from torchcpl.config import to_toml
-from torchcpl.constraints import Rules
-from torchcpl.functional import prefix_logits
-from torchcpl.report import Panel, write_report
+from torchcpl.report import Panel
 from torchcpl.results import extra
 from torchcpl.selectors import CPL
 from torchcpl.tables import Table
-from torchcpl.tasks.runs import Run, complete, plan, read_recipe
+from torchcpl.tasks.pages import (
+    against_pointer,
+    array,
+    convergence_curves,
+    demonstrate,
+    first_runs,
+    steps_of,
+    write_page,
+)
+from torchcpl.tasks.runs import Run
 from torchcpl.tasks.subsets.data import Bags, BagSampler, fixed_bags
-from torchcpl.tasks.subsets.results import BENCHMARK, NAMES, REFERENCE, make_task
+from torchcpl.tasks.subsets.results import BENCHMARK, NAMES, REFERENCE
 from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel, SubsetsTask
 
 COLOURS = {
@@ -44,22 +49,16 @@ class Trace:
     """One bag, what a model with potentials picks from it, and what it thought at every step."""
 
     def __init__(self, model: SubsetsModel, bag: Bags, knob: float) -> None:
-        if not isinstance(model.method, CPL):
-            raise ValueError(f"model: expected one that selects step by step, got {type(model.method).__name__}")
         self.size = int(bag.mask.sum())  # padding comes last
         with torch.inference_mode():
             encoded = model.encode(bag)
-            pot = model.method.potentials(encoded, bag.mask)
-            selection = model.method.select(encoded, bag.mask, model.max_len, knob)
-            self.picks: list[int] = selection.tolist()[0]
-            order = selection.indices[:, None, : len(self.picks)]
-            bias = knob if model.method.stop_rule == "argmax" else 0.0
-            steps = prefix_logits(pot, order, Rules(pot, model.max_len, 0, bias, ()))[0, 0].softmax(-1)
-            real = [*range(self.size), pot.num_candidates]
-            self.probabilities = _array(steps[:, real])  # (T+1, n+1)
-            self.W = _array(pot.interaction.dense()[0, : self.size, : self.size])
-        self.features = _array(bag.features[0, : self.size])
-        self.labels = _array(bag.labels[0, : self.size])
+            steps = steps_of(model.method, encoded, bag.mask, model.max_len, knob)
+            pot = cast(CPL, model.method).potentials(encoded, bag.mask)
+            self.W = array(pot.interaction.dense()[0, : self.size, : self.size])
+        self.picks = steps.picks
+        self.probabilities = steps.probabilities[:, [*range(self.size), pot.num_candidates]]  # (T+1, n+1)
+        self.features = array(bag.features[0, : self.size])
+        self.labels = array(bag.labels[0, : self.size])
         self.rows = bag.rows[0, : self.size].cpu()
 
 
@@ -97,29 +96,15 @@ def trade(task: SubsetsTask, model: SubsetsModel, knob: float) -> plots.Trade:
     return plots.Trade(pairs[:, 0], pairs[:, 1], (scores[knob]["clu_rec"], scores[knob]["clu_prec"]))
 
 
-def convergence_curves(runs: Sequence[Run[SubsetsConfig]]) -> dict[str, plots.Curve]:
-    """CluF1 on the reported bags over the epochs, of CPL and the pointer."""
-    curves = {}
-    for method in ("pointer", "cpl"):
-        group = [run.history for run in runs if run.config.method == method]
-        if not group:
-            continue
-        key = "reported_clu_f1" if "reported_clu_f1" in group[0][0]["metrics"] else "clu_f1"
-        epochs = sorted(set.intersection(*({record["epoch"] for record in history} for history in group)))
-        values = [[r["metrics"][key] for r in history if r["epoch"] in epochs] for history in group]
-        curves[NAMES[method]] = plots.Curve(np.array(epochs), np.array(values))
-    return curves
-
-
 def panels(runs: Sequence[Run[SubsetsConfig]], reference: dict[str, Any] | None = None) -> list[Panel]:
     """Every figure that the runs allow; ``reference`` is the table's row of k-Means."""
-    first = {method: next((run for run in runs if run.config.method == method), None) for method in NAMES}
-    restored = {method: BENCHMARK.restore(run) for method, run in first.items() if run}
-    knobs = {method: run.state["best"]["metrics"]["knob"] for method, run in first.items() if run}
+    first = first_runs(runs, NAMES)
+    restored = {method: BENCHMARK.restore(run) for method, run in first.items()}
+    knobs = {method: run.state["best"]["metrics"]["knob"] for method, run in first.items()}
     found: list[Panel] = []
     if "cpl" in restored:
         found += _bag_panels(*restored["cpl"], knobs["cpl"])
-    curves = convergence_curves(runs)
+    curves = convergence_curves(runs, "clu_f1", NAMES)
     if curves:
         caption = (
             "CluF1 on the reported bags after every epoch: mean over seeds, ± one standard deviation, star at the best."
@@ -184,10 +169,7 @@ def findings(results: Table) -> list[str]:
     said.append(f"CPL reaches a CluF1 of {score.cell(cpl)}; {others}.")
     pointer = rows.get(NAMES["pointer"])
     if pointer:
-        ratio = pointer["ms"] / cpl["ms"]
-        said.append(
-            f"The autoregressive pointer reaches {score.cell(pointer)} and takes {ratio:.1f}× as long to predict."
-        )
+        said.append(against_pointer(pointer, cpl, score))
     said.append(
         f"CPL's number of picks is off by {cpl['card_err']:.2f} on average; it is not told how many classes there are."
     )
@@ -195,39 +177,14 @@ def findings(results: Table) -> list[str]:
 
 
 def report(paths: Sequence[str | Path], out: str | Path, results: Table | None = None) -> Path:
-    """Write ``report.html`` and the figures as PNG and SVG into the folder ``out``; the path of the page."""
-    out = Path(out)
+    """Write ``report.html`` and the figures into the folder ``out``; the path of the page."""
     runs = list(map(BENCHMARK.read, paths))
     results = results or BENCHMARK.table(paths)
     reference = next((dict(row) for row in results.rows if row["method"] == REFERENCE), None)
-    shown = panels(runs, reference)
-    for panel in shown:
-        plots.save(panel.figure, out / "figures" / panel.name)
-    configs = {str(run.path): to_toml(run.config) for run in runs if run.config.seed == runs[0].config.seed}
-    page = out / "report.html"
-    commands = [results.info["command"], f"torchcpl evaluate {runs[-1].path}"]
-    write_report(page, results.title, LEAD, findings(results), results, shown, configs, commands)
-    return page
+    return write_page(out, runs, results, LEAD, findings(results), panels(runs, reference))
 
 
 def demo(out: str | Path, say: Callable[[str], None]) -> tuple[Table, Path]:
     """Train all methods on digits over three seeds, compare them, write ``table.json`` and the report into ``out``."""
-    out = Path(out)
-    base = read_recipe(SubsetsConfig, Path(__file__).parent, "demo")
-    planned = plan(base, reversed(NAMES), DEMO_SEEDS, out)  # the longest first, so that none is left over at the end
-    say(f"Training {len(NAMES)} methods × {len(DEMO_SEEDS)} seeds on scikit-learn's digits, in {out}")
-    complete(planned, make_task, train=True, jobs=min(os.cpu_count() or 1, 6))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a bag at a time is too little work to share
-    try:
-        say("Comparing them on bags of images that none has seen …")
-        results = BENCHMARK.table(list(planned), ["held-out"])
-        results.write(out / "table.json")
-        say("Drawing the figures …")
-        return results, report(list(planned), out, results)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _array(values: Tensor) -> np.ndarray[Any, Any]:
-    return values.float().cpu().numpy() if values.is_floating_point() else values.cpu().numpy()
+    package, data = Path(__file__).parent, "scikit-learn's digits"
+    return demonstrate(BENCHMARK, package, DEMO_SEEDS, data, out, say, report, ["held-out"])

@@ -225,18 +225,15 @@ class SubsetsTask:
     def evaluate(self, model: nn.Module, bags: Bags, knobs: tuple[float, ...]) -> dict[float, dict[str, float]]:
         """Mean scores over ``bags`` for each knob. The bags are encoded once."""
         net = _subsets_model(model)
-        totals: dict[float, dict[str, Tensor]] = {}
+        knobs = tuple(dict.fromkeys(knobs))
+        totals = torch.zeros(len(knobs), len(COLUMNS), dtype=torch.float64, device=bags.mask.device)
         for part in bags.split(1024):
             encoded = net.encode(part)
-            for knob in knobs:
-                picks = net.method.select(encoded, part.mask, net.max_len, knob).indices
-                into = totals.setdefault(knob, {})
-                for name, value in cluster_scores(picks, part.labels).items():
-                    into[name] = into.get(name, torch.zeros((), device=value.device)) + value.sum()
-        return {
-            knob: {name: float(value) / len(bags) for name, value in columns.items()}
-            for knob, columns in totals.items()
-        }
+            for row, knob in enumerate(knobs):
+                scores = cluster_scores(net.decode(encoded, part, knob).indices, part.labels)
+                totals[row] += torch.stack([scores[name].sum() for name in COLUMNS])
+        means = (totals / len(bags)).tolist()  # read at once, as each read waits for the device
+        return {knob: dict(zip(COLUMNS, row, strict=True)) for knob, row in zip(knobs, means, strict=True)}
 
     def report(self, model: nn.Module, knob: float) -> dict[str, float]:
         """Mean scores over the reported bags."""

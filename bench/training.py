@@ -1,0 +1,105 @@
+"""Where the time of a training run goes: steps, validations, checkpoints; and the operations of one step.
+
+    python -m bench.training --recipe paper --source features.npz --epochs 20 --no-deterministic --out training.json
+
+takes the options of ``torchcpl train subsets``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from torchcpl.config import add_arguments, from_args
+from torchcpl.results import run_info, write_json
+from torchcpl.tasks.runs import read_recipe, recipes
+from torchcpl.tasks.subsets.commands import PACKAGE
+from torchcpl.tasks.subsets.results import make_task
+from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsTask
+from torchcpl.train import _Loop, fit
+
+PARTS = {"_step": "steps", "_check": "checks", "_validate": "validations", "_save": "checkpoints"}
+PROFILED = 10  # steps of which the operations are counted
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Where the time of a training run goes.")
+    parser.add_argument("--recipe", choices=tuple(recipes(PACKAGE)))
+    parser.add_argument("--out", type=Path)
+    add_arguments(parser, SubsetsConfig)
+    options = parser.parse_args()
+    base = read_recipe(SubsetsConfig, PACKAGE, options.recipe) if options.recipe else None
+    task = make_task(from_args(SubsetsConfig, options, base))
+    found = {**run_info(seeds=[task.config.seed], device=task.device), **spent(task), "step": operations(task)}
+    for name, value in found["seconds"].items():
+        print(f"{name:12} {value:9.2f} s")
+    print(f"peak {found['peak_mib']} MiB; a step: {found['step']['launches']:.0f} launches")
+    for row in found["step"]["longest"]:
+        print(f"  {row['name'][:70]:70} {row['count']:6.1f} × {row['us'] / max(row['count'], 1):9.1f} µs")
+    if options.out:
+        write_json(options.out, found)
+
+
+def spent(task: SubsetsTask) -> dict[str, Any]:
+    """Seconds in the parts of a run. The host's, but what a step leaves to the device is waited for in a check."""
+    seconds = dict.fromkeys(PARTS.values(), 0.0)
+
+    def timed(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            result = work(*arguments)
+            seconds[PARTS[name]] += time.perf_counter() - start
+            return result
+
+        return run
+
+    before = {name: getattr(_Loop, name) for name in PARTS}
+    for name, work in before.items():
+        setattr(_Loop, name, timed(name, work))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            state = fit(task, Path(folder) / "run")
+    finally:
+        for name, work in before.items():
+            setattr(_Loop, name, work)
+    rest = state["seconds"] - sum(seconds.values())
+    return {"seconds": {**seconds, "rest": rest, "whole": state["seconds"]}, "peak_mib": state["peak_mib"]}
+
+
+def operations(task: SubsetsTask) -> dict[str, Any]:
+    """What the device, or without one the host, does in a step: sampling, forward, backward."""
+    model = task.build().to(task.device).train()
+    cuda = task.device.type == "cuda"
+
+    def step(number: int) -> None:
+        batch = task.batch(number)
+        with torch.autocast(task.device.type, torch.bfloat16, enabled=cuda):
+            loss = model(batch)["loss"]
+        loss.backward()
+
+    step(0)
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as seen:
+        for number in range(PROFILED):
+            step(number)
+    rows = [
+        {"name": event.key, "count": event.count / PROFILED, "us": time_of(event, cuda) / PROFILED}
+        for event in seen.key_averages()
+        if (str(event.device_type) == "DeviceType.CUDA") == cuda
+    ]
+    longest = sorted(rows, key=lambda row: -row["us"])[:25]
+    return {"launches": sum(row["count"] for row in rows), "us": sum(row["us"] for row in rows), "longest": longest}
+
+
+def time_of(event: Any, cuda: bool) -> float:
+    return float(event.self_device_time_total if cuda else event.self_cpu_time_total)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""Results and report of the subsets task, from tiny runs: what is read from a history, what may be compared."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from torchcpl.config import override
+from torchcpl.results import CheckpointError, read_history
+from torchcpl.tables import Table
+from torchcpl.tasks.runs import Run
+from torchcpl.tasks.subsets import figures
+from torchcpl.tasks.subsets.results import BENCHMARK, PUBLISHED, make_task, published
+from torchcpl.tasks.subsets.task import SubsetsConfig
+from torchcpl.train import fit
+
+TINY = SubsetsConfig(
+    epochs=2, bags=16, batch_size=8, validation_bags=12, dim=16, layers=1, heads=2, ffn=16, hidden=8, permutations=2,
+    max_items=24, min_per_class=2, max_per_class=6, max_classes=5, max_len=8, holdout=0.2, device="cpu",
+)  # fmt: skip
+REPORTED, HELD_OUT = BENCHMARK.rules.values()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds of CPL, one of each other method."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("runs")
+    for method, seed in (("cpl", 0), ("cpl", 1), ("pointer", 0), ("bce", 0), ("hungarian", 0)):
+        config = override(TINY, method=method, seed=seed)
+        fit(make_task(config), folder / f"{method}-s{seed}", progress=False)
+    return folder
+
+
+@pytest.fixture
+def changed(folder: Path, tmp_path: Path) -> Callable[..., Path]:
+    """A copy of a run with something done to its files."""
+
+    def change(name: str, change: Callable[[Path], object]) -> Path:
+        shutil.copytree(folder / name, tmp_path / name, symlinks=True)
+        change(tmp_path / name)
+        return tmp_path / name
+
+    return change
+
+
+# ---------------------------------------------------------------------------------------------- by rule
+
+
+def record(epoch: int, **scores: float) -> dict[str, Any]:
+    """A validation whose columns tell by their value which bags, knob and epoch they are from."""
+    base = {"clu_rec": 0.0, "clu_prec": 0.0, "card_err": 0.0}
+    metrics: dict[str, float] = {}
+    for prefix in sorted({name.removesuffix("clu_f1") for name in scores}):
+        metrics |= {f"{prefix}{name}": value + epoch for name, value in base.items()}
+        metrics[f"{prefix}clu_f1"] = scores[f"{prefix}clu_f1"]
+    metrics["knob"] = 0.1 * epoch
+    if "best_clu_f1" in scores:
+        metrics["best_knob"] = 0.1 * epoch + 0.05
+    return {"epoch": epoch, "step": epoch, "seconds": float(epoch), "metrics": metrics}
+
+
+def made(history: list[dict[str, Any]], config: SubsetsConfig = TINY) -> Run[SubsetsConfig]:
+    state = {"metric": "clu_f1", "best": {"metrics": {}}, "peak_mib": None}
+    return Run(Path("nowhere"), config, history, state)
+
+
+def test_each_rule_chooses_where_it_says_and_shows_the_reported_bags() -> None:
+    history = [
+        record(1, clu_f1=0.5, reported_clu_f1=0.30, best_clu_f1=0.31),
+        record(2, clu_f1=0.9, reported_clu_f1=0.20, best_clu_f1=0.21),
+        record(3, clu_f1=0.7, reported_clu_f1=0.40, best_clu_f1=0.41),
+        record(4, clu_f1=0.9, reported_clu_f1=0.99, best_clu_f1=0.35),  # no better than the second, so not chosen
+    ]
+    found = BENCHMARK.by_rule(made(history))
+    assert set(found) == {REPORTED, HELD_OUT}
+    assert found[HELD_OUT]["epoch"] == 2
+    assert found[HELD_OUT]["clu_f1"] == 0.20
+    assert found[HELD_OUT]["knob"] == pytest.approx(0.2)
+    assert found[REPORTED]["epoch"] == 3
+    assert found[REPORTED]["clu_f1"] == 0.41
+    assert found[REPORTED]["knob"] == pytest.approx(0.35)
+    assert found[REPORTED]["clu_rec"] == 3.0
+
+
+def test_without_holdout_there_is_the_papers_rule_alone() -> None:
+    history = [record(1, clu_f1=0.5), record(2, clu_f1=0.4)]
+    found = BENCHMARK.by_rule(made(history, override(TINY, holdout=0.0)))
+    assert list(found) == [REPORTED]
+    assert (found[REPORTED]["epoch"], found[REPORTED]["clu_f1"]) == (1, 0.5)
+
+
+def test_with_a_tuned_knob_nothing_is_said_of_the_best_on_the_reported_bags() -> None:
+    history = [record(1, clu_f1=0.5, reported_clu_f1=0.3), record(2, clu_f1=0.4, reported_clu_f1=0.9)]
+    found = BENCHMARK.by_rule(made(history, override(TINY, tune_knob=True)))
+    assert {rule: row["clu_f1"] for rule, row in found.items()} == {HELD_OUT: 0.3}
+
+
+# ------------------------------------------------------------------------------------------------ table
+
+
+@pytest.fixture(scope="module")
+def table(folder: Path) -> Table:
+    return BENCHMARK.table(sorted(folder.iterdir()))
+
+
+def test_rows_by_method_and_rule(table: Table, folder: Path) -> None:
+    keys = [(row["method"], row["rule"]) for row in table.rows]
+    methods = ["BCE", "Hungarian", "Pointer (AR)", "CPL"]
+    ours = [(method, rule) for rule in (REPORTED, HELD_OUT) for method in methods]
+    assert keys == [("k-Means (oracle k)", None), *ours]
+    histories = [[r["metrics"] for r in read_history(folder / f"cpl-s{seed}")] for seed in (0, 1)]
+    chosen = [max(history, key=lambda metrics: metrics["clu_f1"]) for history in histories]
+    best = [max(history, key=lambda metrics: metrics["best_clu_f1"]) for history in histories]
+    rows = {(row["method"], row["rule"]): row for row in table.rows}
+    for name in ("clu_rec", "clu_prec", "clu_f1", "card_err"):
+        held_out = [metrics[f"reported_{name}"] for metrics in chosen]
+        assert rows["CPL", HELD_OUT][name] == pytest.approx(np.mean(held_out))
+        assert rows["CPL", HELD_OUT][f"{name}_std"] == pytest.approx(np.std(held_out, ddof=1))
+        assert rows["CPL", REPORTED][name] == pytest.approx(np.mean([metrics[f"best_{name}"] for metrics in best]))
+    assert rows["CPL", HELD_OUT]["seeds"] == [0, 1]
+    assert "clu_f1_std" not in rows["BCE", HELD_OUT]
+    assert all(row["ms"] > 0 for row in table.rows)
+    assert rows["k-Means (oracle k)", None]["reference"]
+    assert table.published == []  # the images are not the paper's
+    assert "20% of the training images" in " ".join(table.notes)
+    assert table.info["seeds"] == [0, 1]
+    assert table.info["config"]["holdout"] == 0.2
+    assert "method" not in table.info["config"]
+
+
+def test_one_rule_may_be_asked_for(folder: Path) -> None:
+    rows = BENCHMARK.table([folder / "cpl-s0"], ["held-out"]).rows
+    assert [row["rule"] for row in rows] == [None, HELD_OUT]
+    with pytest.raises(ValueError, match="rules: expected some of reported, held-out, got 'dev'"):
+        BENCHMARK.table([folder / "cpl-s0"], ["dev"])
+
+
+def test_evaluation_is_what_the_history_says(folder: Path) -> None:
+    (row,) = BENCHMARK.evaluate(folder / "bce-s0").rows
+    chosen = max((r["metrics"] for r in read_history(folder / "bce-s0")), key=lambda metrics: metrics["clu_f1"])
+    for name in ("clu_rec", "clu_prec", "clu_f1", "card_err"):
+        assert row[name] == pytest.approx(chosen[f"reported_{name}"], abs=1e-6)
+    assert row["knob"] == [chosen["knob"]]
+
+
+def test_an_archived_run_has_scores_and_no_time(changed: Callable[..., Path]) -> None:
+    run = changed("cpl-s0", lambda run: [path.unlink() for path in run.rglob("model.safetensors")])
+    *_, row = BENCHMARK.table([run]).rows
+    assert row["ms"] is None
+    assert 0 <= row["clu_f1"] <= 1
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: missing"):
+        BENCHMARK.evaluate(run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": 1, "max_classes": 4}, "expected the same max_classes in all"),
+        ({"seed": 1, "holdout": 0.3}, "expected the same holdout in all"),
+        ({"seed": 1, "validation_bags": 10}, "expected the same validation_bags in all"),
+        ({"seed": 1, "lr": 0.1}, "runs of cpl: expected them to differ in their seeds and nothing else"),
+        ({"batch_size": 4}, "runs of cpl: expected them to differ in their seeds and nothing else"),
+    ],
+)
+def test_runs_that_differ_are_not_averaged(folder: Path, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    fit(make_task(override(TINY, epochs=1, **changes)), tmp_path / "other", progress=False)
+    with pytest.raises(ValueError, match=said):
+        BENCHMARK.table([folder / "cpl-s0", tmp_path / "other"])
+
+
+def test_the_same_run_twice_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="runs of cpl"):
+        BENCHMARK.table([folder / "cpl-s0"] * 2)
+    with pytest.raises(ValueError, match="at least one"):
+        BENCHMARK.table([])
+
+
+def test_an_unfinished_run_is_not_compared(changed: Callable[..., Path]) -> None:
+    def cut(run: Path) -> None:
+        lines = (run / "history.jsonl").read_text().splitlines(keepends=True)
+        (run / "history.jsonl").write_text(lines[0])
+
+    with pytest.raises(ValueError, match="cpl-s0 is unfinished, at epoch 1 of 2"):
+        BENCHMARK.table([changed("cpl-s0", cut)])
+
+
+@pytest.mark.parametrize("content", ["", "{oops}\n"])
+def test_a_damaged_history_is_named(changed: Callable[..., Path], content: str) -> None:
+    run = changed("cpl-s0", lambda run: (run / "history.jsonl").write_text(content))
+    with pytest.raises(CheckpointError, match=r"cpl-s0/history\.jsonl: "):
+        BENCHMARK.table([run])
+
+
+def test_published_rows_stand_beside_the_papers_images_alone(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    for name, known in (("cifar", True), ("other", False)):
+        names = np.array([f"class {i}" for i in range(5)] + ["aquarium_fish" if known else "goldfish"])
+        features, labels = generator.normal(size=(60, 4)), np.repeat(np.arange(6), 10)
+        np.savez(tmp_path / f"{name}.npz", features=features, labels=labels, class_names=names)
+        found = published(override(TINY, source=str(tmp_path / f"{name}.npz")))
+        assert found == (PUBLISHED if known else [])
+    assert {row["method"]: row["clu_f1"] for row in PUBLISHED} == {
+        "k-Means (oracle k)": 0.778, "BCE": 0.176, "Hungarian": 0.617, "Pointer (AR)": 0.875, "CPL": 0.853
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("option", [{"batches": (0,)}, {"repeats": 0}, {"examples": 0}])
+def test_bench_counts_from_one(folder: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(option))}: expected an integer of at least 1"):
+        BENCHMARK.bench([folder / "cpl-s0"], **option)
+
+
+# ---------------------------------------------------------------------------------------------- figures
+
+
+def test_the_report_has_every_panel(folder: Path, tmp_path: Path, table: Table) -> None:
+    page = figures.report(sorted(folder.iterdir()), tmp_path / "report", table)
+    text = page.read_text(encoding="utf-8")
+    names = {
+        "selection-steps", "picked-images", "embedding", "interaction", "convergence", "precision-recall",
+    }  # fmt: skip
+    assert set(re.findall(r'<figure class="[^"]*" id="([^"]*)"', text)) == names
+    files = {path.name for path in (page.parent / "figures").iterdir()}
+    assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    sources = re.findall(r'(?:src|href)="([^"]{0,40})', text)
+    assert len(sources) == len(names)
+    assert all(source.startswith("data:image/") for source in sources)
+    for data in re.findall(r'src="data:image/png;base64,([^"]*)"', text):
+        assert base64.b64decode(data).startswith(b"\x89PNG")
+    for said in ("CPL reaches a CluF1 of", "The autoregressive pointer", "permutations = 2", "chosen on held-out"):
+        assert said in text
+
+
+def test_a_report_of_one_parallel_method(folder: Path, tmp_path: Path) -> None:
+    page = figures.report([folder / "bce-s0"], tmp_path / "report")
+    assert re.findall(r'<figure class="[^"]*" id="([^"]*)"', page.read_text(encoding="utf-8")) == ["precision-recall"]
+
+
+def test_a_trace_is_what_the_model_does(folder: Path) -> None:
+    task, model = BENCHMARK.restore(BENCHMARK.read(folder / "cpl-s0"))
+    bag, images = figures.example_bag(task)
+    trace = figures.Trace(model, bag, 0.0)
+    with torch.no_grad():
+        selection = model.select(bag, 0.0)
+    assert trace.picks == selection.tolist()[0]
+    assert trace.probabilities.shape == (len(trace.picks) + 1, trace.size + 1)
+    assert trace.probabilities.sum(1) == pytest.approx(1, abs=1e-5)
+    for t, pick in enumerate(trace.picks):
+        assert trace.probabilities[t].argmax() == pick
+        assert not trace.probabilities[t + 1 :, pick].any()
+    assert trace.probabilities[-1].argmax() == trace.size or len(trace.picks) == TINY.max_len
+    log_prob = np.log([trace.probabilities[t, pick] for t, pick in enumerate(trace.picks)]).sum()
+    if len(trace.picks) < TINY.max_len:
+        log_prob += np.log(trace.probabilities[-1, -1])
+    assert log_prob == pytest.approx(float(selection.log_prob[0]), abs=1e-4)
+    assert trace.W.shape == (trace.size, trace.size)
+    assert images is not None
+    # The images are those of the features, which are their pixels.
+    assert torch.allclose(images.flatten(1) / 255, bag.features[0, : trace.size], atol=0.003)
+
+
+def test_a_trace_needs_steps(folder: Path) -> None:
+    task, model = BENCHMARK.restore(BENCHMARK.read(folder / "bce-s0"))
+    with pytest.raises(ValueError, match="step by step"):
+        figures.Trace(model, figures.example_bag(task)[0], 0.5)
+
+
+def test_trades_are_scores_on_the_first_reported_bags(folder: Path) -> None:
+    task, model = BENCHMARK.restore(BENCHMARK.read(folder / "bce-s0"))
+    trade = figures.trade(task, model, 0.3)
+    scores = task.evaluate(model, task.reported, (*model.method.knobs, 0.3))  # 0.3 is one of them
+    assert trade.chosen == pytest.approx((scores[0.3]["clu_rec"], scores[0.3]["clu_prec"]))
+    found = [scores[knob] for knob in sorted(scores) if scores[knob]["clu_rec"] > 0]
+    assert list(trade.recall) == pytest.approx([score["clu_rec"] for score in found])
+    assert list(trade.precision) == pytest.approx([score["clu_prec"] for score in found])
+
+
+def test_findings_follow_the_table(table: Table) -> None:
+    said = " ".join(figures.findings(table))
+    rows = {row["method"]: row for row in table.rows}  # the last rule's
+    score = table.columns[3]
+    for method in ("CPL", "BCE", "Hungarian", "k-Means (oracle k)", "Pointer (AR)"):
+        assert score.cell(rows[method]) in said
+    assert f"{rows['CPL']['card_err']:.2f}" in said
+
+
+def test_findings_without_times(table: Table) -> None:
+    rows = [{**row, "ms": None} for row in table.rows]
+    said = figures.findings(Table(table.title, table.columns, json.loads(json.dumps(rows))))
+    assert any("pointer" in sentence for sentence in said)
+    assert "None" not in " ".join(said)
