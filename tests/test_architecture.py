@@ -16,11 +16,11 @@ ROOT = Path(torchcpl.__file__).parent
 # fmt: off
 ROOMS = [
     "checks", "potentials", "interactions", "constraints", "functional", "kernels", "losses", "decoding",
-    "distribution", "head", "metrics", "resnet", "transformer", "selectors", "config", "results", "train", "tables",
-    "plots", "report", "tasks", "cli", "__main__",
+    "distribution", "head", "inference", "metrics", "resnet", "transformer", "selectors", "config", "results", "train",
+    "tables", "plots", "report", "tasks", "cli", "__main__",
 ]
 # fmt: on
-CORE = ROOMS[: ROOMS.index("head") + 1]
+CORE = ROOMS[: ROOMS.index("inference") + 1]
 FILES = sorted(ROOT.rglob("*.py"))
 
 

@@ -13,6 +13,7 @@ from torchcpl.decoding import beam, greedy, sample, stochastic_beam
 from torchcpl.distribution import ContextualPlackettLuce
 from torchcpl.functional import log_prob, set_log_prob
 from torchcpl.head import CPLHead
+from torchcpl.inference import compile_for_inference
 from torchcpl.interactions import Contextual, Coverage, Dense, Interaction, LowRank
 from torchcpl.kernels import set_kernels
 from torchcpl.losses import ordered_nll, subset_nll
@@ -36,6 +37,7 @@ __all__ = [
     "Require",
     "Selection",
     "beam",
+    "compile_for_inference",
     "greedy",
     "log_prob",
     "ordered_nll",

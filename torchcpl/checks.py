@@ -23,9 +23,16 @@ def set_validation(on: bool | None) -> None:
     _validation = on
 
 
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured, during which the host must not ask the device for a value."""
+    if torch.compiler.is_compiling() or not torch.cuda.is_initialized():
+        return False
+    return torch.cuda.is_current_stream_capturing()
+
+
 def validating(tensor: Tensor) -> bool:
     """Whether to check the values of ``tensor``."""
-    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting() or capturing():
         return False
     return tensor.device.type == "cpu" if _validation is None else _validation
 

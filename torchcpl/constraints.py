@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcpl.checks import check_count, check_finite, describe, validating
+from torchcpl.checks import capturing, check_count, check_finite, describe, validating
 from torchcpl.potentials import Potentials
 
 
@@ -112,7 +112,7 @@ class Adjacent:
                 f"neighbours: expected a bool matrix ({n}, {n}) or neighbour lists ({n}, D) of long with −1 padding, "
                 f"optionally per row, got {describe(self.neighbours)}"
             )
-        if given.numel() and (int(given.max()) >= n or int(given.min()) < -1):
+        if given.numel() and not capturing() and (int(given.max()) >= n or int(given.min()) < -1):
             worst = int(given.max()) if int(given.max()) >= n else int(given.min())
             raise ValueError(f"neighbours: expected indices in [0, {n}) with −1 padding, got {worst}")
         matrix = torch.zeros(*given.shape[:2], n + 1, dtype=torch.bool, device=given.device)
@@ -202,6 +202,12 @@ class Rules:
             new.stop_bias = self.stop_bias[rows]
         return new
 
+    def biased(self, stop: Tensor) -> Tensor:
+        """The stop's logits (B,) with the bias."""
+        if isinstance(self.stop_bias, int | float) and self.stop_bias == 0:
+            return stop
+        return stop + self.stop_bias
+
     @property
     def ordered(self) -> bool:
         """Whether what is allowed depends on the order of the picks and not only on their set."""
@@ -214,9 +220,8 @@ class Rules:
 
     def allowed(self, history: History) -> tuple[Tensor, Tensor | None]:
         """Which candidates (B, K, N) may be picked next, and where the stop may be (B, K); None for everywhere."""
-        left = self.available.unsqueeze(1) & ~history.selected  # (B, K, N)
-        slots = self.max_len - history.count  # (B, K)
-        allowed = left & (slots > 0).unsqueeze(-1)
+        left = self.available.unsqueeze(1) > history.selected  # (B, K, N): available and not selected
+        allowed = left & (history.count < self.max_len).unsqueeze(-1)
         if self.plain and self.min_len == 0:
             return allowed, None
 
@@ -227,6 +232,7 @@ class Rules:
             outstanding = missing.sum(-1)
             stop = stop & (outstanding == 0)
             # When only as many slots are left as required picks are missing, nothing else fits.
+            slots = self.max_len - history.count  # (B, K)
             allowed = allowed & (missing | (slots > outstanding).unsqueeze(-1))
         if self.min_len > 0:
             owed = (self.min_len - history.count).clamp(min=0)
@@ -243,12 +249,15 @@ class Rules:
         return allowed, stop | ~allowed.any(-1)
 
     def _refuse_impossible(self) -> None:
-        """Raise, naming the first row that no selection can satisfy."""
+        """Raise, naming the first row that no selection can satisfy.
+
+        While a graph is captured no value can be read: the warm-up before it has looked at those of the example.
+        """
         if self.min_len > self.max_len:
             raise ValueError(
                 f"min_len: expected at most max_len = {self.max_len} (no more than the candidates), got {self.min_len}"
             )
-        if self.required is None and self.min_len == 0 and not self._budgets:
+        if capturing() or (self.required is None and self.min_len == 0 and not self._budgets):
             return
 
         def refuse(bad: Tensor, why: Callable[[int], str]) -> None:
@@ -319,15 +328,17 @@ def _budget(constraint: Budget, pot: Potentials) -> tuple[Tensor, Tensor]:
     """Costs (B, N) and what may be spent (B,), in float64."""
     cost = as_tensor("Budget.cost", constraint.cost, pot)
     limit = as_tensor("Budget.limit", constraint.limit, pot)
-    if limit.dim() > 1 or (limit.dim() == 1 and len(limit) != len(pot)) or bool(limit.isnan().any()):
+    readable = not capturing()
+    shaped = limit.dim() == 0 or tuple(limit.shape) == (len(pot),)
+    if not shaped or (readable and bool(limit.isnan().any())):
         raise ValueError(f"Budget.limit: expected a number or ({len(pot)},), got {describe(constraint.limit)}")
     # A budget met to the last penny must not be lost to rounding: that of the sums, and that of 0.1 in float32.
     rounding = max([1e-12] + [2 * torch.finfo(x.dtype).eps for x in (cost, limit) if x.dtype == torch.float32])
     cost = per_row("Budget.cost", cost, pot, torch.float64).masked_fill(~pot.mask, 0)
-    if bool((~(cost >= 0)).any()):
+    if readable and bool((~(cost >= 0)).any()):
         raise ValueError("Budget.cost: expected costs of at least 0, got a negative one or NaN")
     limit = limit.double().expand(len(pot))
-    if bool((limit < 0).any()):
+    if readable and bool((limit < 0).any()):
         row = int((limit < 0).nonzero()[0])
         raise ValueError(f"constraints: row {row} cannot be satisfied: the budget is {float(limit[row]):g}")
     return cost, limit * (1 + rounding)

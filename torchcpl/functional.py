@@ -29,16 +29,15 @@ def step_logits(pot: Potentials, state: State, history: History, rules: Rules) -
     added, added_stop = pot.interaction.logits(state)
     dtype = accumulator(torch.promote_types(added.dtype, pot.unary.dtype))
     allowed, stop_allowed = rules.allowed(history)
-    candidates = (pot.unary.unsqueeze(1) + added).to(dtype)
-    stop = (pot.stop + rules.stop_bias).to(dtype).unsqueeze(-1).expand(candidates.shape[:2])
+    candidates = (pot.unary.unsqueeze(1) + added).to(dtype).masked_fill(~allowed, -torch.inf)
+    stop = rules.biased(pot.stop).to(dtype).unsqueeze(-1).expand(candidates.shape[:2])
     if added_stop is not None:
         stop = stop + added_stop
     if stop_allowed is not None:
         stop = stop.masked_fill(~stop_allowed, -torch.inf)
-    candidates = candidates.masked_fill(~allowed, -torch.inf)
     if candidates.shape[-1]:
         # With nothing left to pick the stop is certain, even one whose own logit is −inf.
-        stuck = (candidates.detach().amax(-1) == -torch.inf) & (stop == -torch.inf)
+        stuck = torch.maximum(candidates.detach().amax(-1), stop.detach()) == -torch.inf
         stop = stop.masked_fill(stuck, 0)
     return torch.cat([candidates, stop.unsqueeze(-1)], -1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -271,6 +272,116 @@ def test_a_long_decode_is_as_exact_as_plain_torch(kind: str, way: Plan, device: 
         plain.log_prob - cpl.log_prob(exact, plain.indices, max_len=20, stop_bias=-50.0)
     ).norm() / scores.norm()
     assert error <= 2 * max(float(plain_error), torch.finfo(torch.float32).eps)
+
+
+# Coverage: in a block, with a second matrix
+
+
+def coverage(device: torch.device, batch: int = 2, n: int = 37, hidden: int = 5, live: bool = True) -> cpl.Potentials:
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape).to(device)
+
+    keys, values, cover_keys, cover_values = (draw(batch, n, hidden) for _ in range(4))
+    stop_key = draw(batch, hidden) if live else None
+    # Some pairs are far beyond the largest effect, which is cut off.
+    interaction = cpl.Coverage(keys, values, 6 * cover_keys, 6 * cover_values, draw(batch), stop_key)
+    mask = (torch.rand(batch, n) > 0.2).to(device)
+    return cpl.Potentials(draw(batch, n) * 2, draw(batch), interaction, mask)
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"max_len": 8, "stop_bias": -4.0},
+        {"max_len": 5, "min_len": 3, "stop_bias": 6.0},
+        {"max_len": 6, "stop_threshold": 0.2},
+    ],
+    ids=str,
+)
+def test_coverage_is_decoded_as_by_plain_torch(asked: dict[str, Any], live: bool, device: torch.device) -> None:
+    pot = coverage(device, live=live)
+    with use("plain"):
+        expected = cpl.greedy(double(pot), **asked)
+    with use("triton"):
+        found = cpl.greedy(pot, **asked)
+    assert found.indices.equal(expected.indices)
+    torch.testing.assert_close(found.log_prob.double(), expected.log_prob, rtol=1e-5, atol=1e-5)
+    assert float(pot.interaction.dense().abs().max()) > 20  # something was covered for good
+
+
+def test_padding_of_coverage_may_hold_anything(device: torch.device) -> None:
+    pot = coverage(device)
+    assert isinstance(pot.interaction, cpl.Coverage)
+    dirty = pot.interaction.cover_keys.masked_fill(~pot.mask.unsqueeze(-1), math.nan)
+    other = replace(pot, interaction=replace(pot.interaction, cover_keys=dirty))
+    with use("triton"):
+        assert cpl.greedy(other, 6).indices.equal(cpl.greedy(pot, 6).indices)
+
+
+def test_samples_of_coverage_are_exactly_scored(device: torch.device) -> None:
+    pot = coverage(device)
+    with use("triton"):
+        found = cpl.sample(pot, 3, max_len=4, generator=torch.Generator(device).manual_seed(0))
+    for k in range(3):
+        scores = cpl.log_prob(double(pot), found.indices[k], max_len=4)
+        torch.testing.assert_close(found.log_prob[k].double(), scores, rtol=1e-5, atol=1e-5)
+
+
+def test_coverage_between_too_many_candidates_is_left_to_plain_torch(device: torch.device) -> None:
+    def shape(*sizes: int) -> Tensor:
+        return torch.empty(*sizes, device="meta")
+
+    for batch, n in ((1, 8193), (100, 2048)):
+        parts = (shape(batch, n, 4) for _ in range(4))
+        pot = cpl.Potentials(shape(batch, n), shape(batch), cpl.Coverage(*parts, shape(batch)))
+        assert f"{n} candidates in {batch} rows" in str(dispatch.decode_obstacle(pot, Rules(pot, 3)))
+
+
+# As many candidates as there may be
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_largest_number_of_candidates(kind: str, device: torch.device) -> None:
+    """65,536 candidates in tiles; W, of more than 2³¹ numbers, is one row for all."""
+    n, steps = 65_536, 3
+    interaction: cpl.Interaction
+    if kind == "dense":
+        interaction = cpl.Dense(torch.randn(1, n, 1, device=device).expand(1, n, n))
+    else:
+        interaction = cpl.LowRank(torch.randn(1, n, 4, device=device), torch.randn(1, n, 4, device=device))
+    pot = cpl.Potentials(torch.randn(1, n, device=device), torch.full((1,), -9.0, device=device), interaction)
+    way = Plan("dense" if kind == "dense" else "factored", "tiles", 4096)
+    found = greedy_triton.decode(pot, Rules(pot, steps), way)
+    with use("plain"):
+        plain = cpl.greedy(pot, steps)
+    assert found.indices[:, 0].equal(plain.indices)
+    torch.testing.assert_close(found.log_prob[:, 0], plain.log_prob, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: 8 GiB of W")
+def test_offsets_beyond_32_bits() -> None:
+    n, steps = 65_536, 20
+    W = torch.randn(1, n, n, device="cuda", dtype=torch.bfloat16)
+    pot = cpl.Potentials(torch.randn(1, n, device="cuda"), torch.full((1,), -99.0, device="cuda"), cpl.Dense(W))
+    with use("triton"):
+        found = cpl.greedy(pot, steps)
+    with use("plain"):
+        plain = cpl.greedy(pot, steps)
+    assert found.indices.equal(plain.indices)
+    torch.testing.assert_close(found.log_prob, plain.log_prob, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: real threads")
+@pytest.mark.parametrize("form", ["dense", "factored"])
+def test_threads_that_outnumber_a_tile_agree(form: str) -> None:
+    """Several threads hold the same number, and only one of them writes it: many rows, again and again."""
+    pot = potentials(torch.device("cuda"), batch=512, n=200)
+    expected = greedy_triton.decode(pot, Rules(pot, 30, stop_bias=-50.0), Plan("dense", "tiles", 256))
+    for _ in range(5):
+        found = greedy_triton.decode(pot, Rules(pot, 30, stop_bias=-50.0), Plan(form, "tiles", 16, warps=8))
+        same = (found.indices == expected.indices).all(-1).float().mean()
+        assert float(same) > 0.99  # the last bits of W differ between its forms
 
 
 # Sampling

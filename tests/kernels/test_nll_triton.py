@@ -230,6 +230,47 @@ def test_runs_are_the_same_to_the_bit(force: Callable[..., list[Tiles]], device:
     assert all(one.equal(other) for one, other in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_many_candidates(dtype: torch.dtype, force: Callable[..., list[Tiles]], device: torch.device) -> None:
+    """65,536 of them; on a GPU as the tiles are chosen, in the interpreter, which is slow, in a few large ones."""
+    n = 65_536
+    steps = 64 if device.type == "cuda" else 2
+    if device.type == "cpu":
+        force(candidates=8192, split=2)
+    mask = torch.rand(1, n, device=device) > 0.1
+    leaves, order = draw(1, n, 4, dtype, device), sequences(mask, 1, steps)
+    exact = results(plain, tuple(x.double() for x in leaves), mask, order, False)  # type: ignore[arg-type]
+    ours, theirs = results(fused, leaves, mask, order, False), results(plain, leaves, mask, order, False)
+    rounding = torch.finfo(dtype).eps
+    for name, want, have, other in zip(NAMES, exact, ours, theirs, strict=True):
+        scale = float(want.norm()) + 1e-30
+        error, allowed = float((have - want).norm()) / scale, float((other - want).norm()) / scale
+        assert error <= 2 * max(allowed, rounding), f"{name}: {error:.1e}, plain torch {allowed:.1e}"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: more than 2³¹ bytes of keys")
+def test_keys_beyond_32_bits() -> None:
+    """The last rows of a batch whose factors have more than 2³¹ numbers are as those of a batch of their own."""
+    batch, n, hidden, steps = 260, 65_536, 128, 4
+    device = torch.device("cuda")
+    unary, stop, keys, values, _ = draw(2, n, hidden, torch.bfloat16, device)
+    mask = torch.ones(2, n, dtype=torch.bool, device=device)
+    order = sequences(mask, 1, steps)[:, 0]
+
+    def loss(repeats: int) -> tuple[Tensor, Tensor]:
+        own = keys.repeat(repeats, 1, 1).requires_grad_()
+        pot = cpl.Potentials(
+            unary.repeat(repeats, 1), stop.repeat(repeats), cpl.LowRank(own, values.repeat(repeats, 1, 1))
+        )
+        value = cpl.ordered_nll(pot, order.repeat(repeats, 1), reduction="none")
+        (slope,) = torch.autograd.grad(value.sum(), own)
+        return value.detach()[-2:], slope[-2:].clone()
+
+    with use("triton"):
+        for have, want in zip(loss(batch // 2), loss(1), strict=True):
+            torch.testing.assert_close(have, want, rtol=1e-2, atol=1e-3)
+
+
 # Through the public functions
 
 

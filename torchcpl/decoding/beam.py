@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcpl.checks import check_count
 from torchcpl.constraints import Constraint, History, Rules
-from torchcpl.decoding.rollout import SYNC_EVERY, samples_first
+from torchcpl.decoding.rollout import looks, samples_first
 from torchcpl.functional import blame_nan, step_log_probs
 from torchcpl.interactions.base import accumulator, reorder
 from torchcpl.potentials import Potentials, Selection
@@ -131,8 +131,7 @@ def search(pot: Potentials, rules: Rules, width: int, rank: Rank, root: float | 
     state = pot.interaction.start(width)
     for t in range(rules.max_len):
         stopped = marks[..., n]
-        look = device.type == "cpu" or t % SYNC_EVERY == SYNC_EVERY - 1
-        if look and bool((stopped | (beams.log_prob == -torch.inf)).all()):
+        if looks(t, device) and bool((stopped | (beams.log_prob == -torch.inf)).all()):
             break
         count = (beams.indices[..., :t] >= 0).sum(-1) if t else torch.zeros_like(last)
         log_probs = step_log_probs(pot, state, History(marks[..., :n], last, count), rules)

@@ -43,11 +43,7 @@ def greedy(
     least = math.log(stop_threshold)
 
     def choose(log_probs: Tensor) -> Tensor:
-        stop = log_probs[..., -1]
-        best = log_probs.masked_fill(
-            torch.arange(log_probs.shape[-1], device=stop.device) == pot.num_candidates, -torch.inf
-        )
-        going_on = best.amax(-1) > -torch.inf
-        return torch.where((stop < least) & going_on, best.argmax(-1), pot.num_candidates)
+        best, pick = log_probs[..., :-1].max(-1)
+        return pick.where((log_probs[..., -1] < least) & (best > -torch.inf), pot.num_candidates)
 
     return first_of(samples_first(rollout(pot, rules, 1, choose)))

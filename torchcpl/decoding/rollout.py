@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from torchcpl.checks import capturing
 from torchcpl.constraints import History, Rules
 from torchcpl.functional import blame_nan, step_log_probs
 from torchcpl.interactions.base import accumulator
@@ -25,26 +26,36 @@ def rollout(pot: Potentials, rules: Rules, width: int, choose: Callable[[Tensor]
     device = pot.unary.device
     # One column more than candidates: choosing the stop marks it, so a stopped hypothesis is a lookup.
     marks = torch.zeros(batch, width, n + 1, dtype=torch.bool, device=device)
+    stopped = marks[..., n]  # a view
     indices = torch.full((batch, width, rules.max_len), -1, dtype=torch.long, device=device)
     last = torch.full((batch, width), -1, dtype=torch.long, device=device)
+    count = torch.zeros_like(last)
     total = torch.zeros(batch, width, dtype=accumulator(pot.unary.dtype), device=device)
     state = pot.interaction.start(width)
     for t in range(rules.max_len):
-        stopped = marks[..., n]
-        if (device.type == "cpu" or t % SYNC_EVERY == SYNC_EVERY - 1) and bool(stopped.all()):
+        if looks(t, device) and bool(stopped.all()):
             break
-        count = (indices[..., :t] >= 0).sum(-1) if t else torch.zeros_like(last)
         log_probs = step_log_probs(pot, state, History(marks[..., :n], last, count), rules)
         choice = choose(log_probs).masked_fill(stopped, n)
         gained = log_probs.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
         total = total + gained.masked_fill(stopped, 0)
         marks.scatter_(-1, choice.unsqueeze(-1), True)
-        pick = choice.masked_fill(choice == n, -1)
+        pick = choice.masked_fill(stopped, -1)
         indices[..., t] = pick
-        last = last.where(pick < 0, pick)
+        if t + 1 == rules.max_len:
+            break
+        if rules.ordered:  # no other rule looks at what a stopped hypothesis has picked
+            last, count = last.where(stopped, pick), count + ~stopped
+        else:
+            count = count + 1
         state = pot.interaction.advance(state, pick)
     # Whoever reached max_len without stopping stops now, with certainty.
     return Selection(indices, (indices >= 0).sum(-1), blame_nan(total, pot), n)
+
+
+def looks(step: int, device: torch.device) -> bool:
+    """Whether to see, before this step, if all have stopped."""
+    return not capturing() and (device.type == "cpu" or step % SYNC_EVERY == SYNC_EVERY - 1)
 
 
 def _each(selection: Selection, change: Callable[[Tensor], Tensor]) -> Selection:

@@ -116,7 +116,7 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     if count == 0:  # nothing to point at: every index is −1
         return table.new_zeros(*index.shape, width)
     # One flat index_select: its backward is one index_add, several times faster than scatter with (…, h) indices.
-    offset = torch.arange(batch, device=index.device).mul_(count).view(batch, *[1] * (index.dim() - 1))
+    offset = torch.arange(0, batch * count, count, device=index.device).view(batch, *[1] * (index.dim() - 1))
     flat = (index.clamp(min=0) + offset).flatten()
     found = table.reshape(batch * count, width).index_select(0, flat).view(*index.shape, width)
     return found.masked_fill((index < 0).unsqueeze(-1), 0)

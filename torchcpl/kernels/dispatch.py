@@ -1,10 +1,8 @@
 """Which twin runs: the plain code, or the fast one that stands in for it.
 
-By default NumPy decodes on the CPU and all else is plain torch. The Triton kernels have been run in Triton's
-interpreter and compiled for GPUs, but not yet timed and tested on one, so they run on request only. :func:`set_kernels`
-and :func:`use` choose, and so does the environment variable ``TORCHCPL_KERNELS``:
+:func:`set_kernels` and :func:`use` choose, and so does the environment variable ``TORCHCPL_KERNELS``:
 
-    auto     NumPy on the CPU, plain torch elsewhere
+    auto     the Triton kernels on CUDA and NumPy on the CPU where they apply, else plain torch
     plain    plain torch everywhere
     triton   the Triton kernels, or ``ValueError`` saying why one cannot run
 
@@ -25,7 +23,7 @@ from torch import Tensor
 from torchcpl import functional
 from torchcpl.checks import check_choice
 from torchcpl.constraints import Rules
-from torchcpl.interactions import Dense, LowRank
+from torchcpl.interactions import Coverage, Dense, LowRank
 from torchcpl.kernels import greedy_numpy
 from torchcpl.potentials import Potentials, Selection
 
@@ -59,8 +57,8 @@ def use(mode: str) -> Iterator[None]:
 
 def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -> Selection | None:
     """Selections (B, T) of the fast twin, None where the plain rollout is to run."""
-    if _mode == "auto" and stop_threshold is None and greedy_numpy.applies(pot, rules):
-        return greedy_numpy.greedy(pot, rules)
+    if _mode == "auto" and greedy_numpy.applies(pot, rules):
+        return greedy_numpy.greedy(pot, rules, stop_threshold)
     found = decode(pot, rules, stop_threshold=stop_threshold)
     if found is None:
         return None
@@ -101,12 +99,12 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
 
 def _runs(kernel: str, pot: Potentials, obstacle: Callable[[], str | None]) -> bool:
     """Whether the Triton kernel is to run."""
-    if _mode != "triton":
+    if _mode == "plain" or (_mode == "auto" and not pot.unary.is_cuda):
         return False
     why = obstacle()
-    if why is not None:
+    if why is not None and _mode == "triton":
         raise ValueError(f"kernels: expected a case for the Triton {kernel} kernel, got {why}")
-    return True
+    return why is None
 
 
 def _no_device(tensor: Tensor) -> str | None:
@@ -126,8 +124,12 @@ def _wrong_dtype(pot: Potentials) -> str | None:
 def decode_obstacle(pot: Potentials, rules: Rules) -> str | None:
     """Why the decoding kernel cannot run; None when it can."""
     interaction = pot.interaction
-    if not isinstance(interaction, Dense | LowRank):
+    if not isinstance(interaction, Dense | LowRank | Coverage):
         return f"a {type(interaction).__name__} interaction"
+    if isinstance(interaction, Coverage):
+        batch, n, _ = interaction.keys.shape
+        if n > LARGEST_BLOCK or 2 * batch * n * n * interaction.keys.element_size() > BUILD_LIMIT:
+            return f"a Coverage interaction between {n} candidates in {batch} rows"  # whose matrices would be too large
     if torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return "torch.compile or torch.export"
     if not rules.plain:
@@ -184,7 +186,7 @@ def plan(pot: Potentials, rules: Rules, width: int = 1) -> Plan | None:
     dense = Plan("dense", "tiles", 4096)
     if block <= LARGEST_BLOCK:
         dense = Plan("dense", "block", block, warps=min(max(block // 256, 1), 16))
-    if isinstance(pot.interaction, Dense):
+    if isinstance(pot.interaction, Dense | Coverage):
         return dense
     assert isinstance(pot.interaction, LowRank)
     keys = pot.interaction.keys

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from torchcpl.constraints import Rules
 from torchcpl.functional import blame_nan
-from torchcpl.interactions import Dense, Interaction, LowRank
+from torchcpl.interactions import Coverage, Dense, Interaction, LowRank
+from torchcpl.interactions.coverage import LARGEST
 from torchcpl.potentials import Potentials, Selection
 
 Array = NDArray[Any]
@@ -36,35 +37,38 @@ def applies(pot: Potentials, rules: Rules) -> bool:
         pot.unary.device.type == "cpu"
         and pot.unary.dtype in (torch.float32, torch.float64)
         and rules.plain
-        and isinstance(interaction, Dense | LowRank)
+        and isinstance(interaction, Dense | LowRank | Coverage)
         and all(part is None or part.dtype == pot.unary.dtype for part in vars(interaction).values())
         and not torch.compiler.is_compiling()
     )
 
 
-def greedy(pot: Potentials, rules: Rules) -> Selection:
-    """The twin of ``rollout`` with argmax."""
+def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -> Selection:
+    """The twin of ``rollout`` with argmax or, given a threshold, with the stop judged by its own probability."""
     batch, n = pot.unary.shape
     interaction = pot.interaction
     # Candidates and the stop in one line, (B, N+1), so that one argmax settles a step.
     lines = np.empty((batch, n + 1), dtype=pot.unary.detach().numpy().dtype)
     lines[:, :n] = np.where(rules.available.numpy(), pot.unary.detach().numpy(), -np.inf)
-    stop = pot.stop if isinstance(rules.stop_bias, float) and rules.stop_bias == 0 else pot.stop + rules.stop_bias
+    stop = rules.biased(pot.stop)
     lines[:, n] = stop.detach().to(pot.unary.dtype).numpy()
     indices = np.full((batch, rules.max_len), -1, dtype=np.int64)
     log_prob = np.zeros(batch, dtype=lines.dtype)
 
+    least = None if stop_threshold is None else math.log(stop_threshold)
+    together = interaction if isinstance(interaction, Dense) and least is None else None
+
     def decode(start: int, end: int) -> None:
         with np.errstate(invalid="ignore"):  # NaN and inf come out as NaN, as they do of torch
-            if isinstance(interaction, Dense) and end - start > 1:
-                part = interaction.rows(slice(start, end))
+            if together is not None and end - start > 1:
+                part = together.rows(slice(start, end))
                 log_prob[start:end] = _decode_batch(part, lines[start:end], rules, indices[start:end])
             else:
                 for row in range(start, end):
                     add = _row_update(interaction, row, lines[row])
-                    log_prob[row] = _decode_row(lines[row], add, rules, indices[row])
+                    log_prob[row] = _decode_row(lines[row], add, rules, indices[row], least)
 
-    if isinstance(interaction, Dense) and batch > 1:
+    if together is not None and batch > 1:
         # One chunk a thread, each small enough that torch does not split it again.
         workers = torch.get_num_threads()
         chunk = max(1, min(-(-batch // workers), GRAIN // max(1, n)))
@@ -113,8 +117,13 @@ class Normalisers:
         return self.total
 
 
-def _decode_row(scores: Array, add: Callable[[int], None], rules: Rules, indices: Array) -> float:
-    """Decode one row in place, ``scores`` (N+1,) with the stop last; returns its log-probability."""
+def _decode_row(
+    scores: Array, add: Callable[[int], None], rules: Rules, indices: Array, least: float | None = None
+) -> float:
+    """Decode one row in place, ``scores`` (N+1,) with the stop last; returns its log-probability.
+
+    With ``least`` the stop is chosen once its log-probability is that.
+    """
     n = len(scores) - 1
     candidates = scores[:n]
     normalisers = Normalisers(scores, rules.max_len)
@@ -122,7 +131,9 @@ def _decode_row(scores: Array, add: Callable[[int], None], rules: Rules, indices
     subtract, never = np.subtract, -math.inf
     picks: list[int] = []
     for step in range(rules.max_len):
-        choice = int((scores if step >= min_len else candidates).argmax())
+        choice = int((scores if step >= min_len and least is None else candidates).argmax())
+        if least is not None and step >= min_len and _stops(scores, scores[choice], least):
+            choice = n
         chosen = scores[choice]
         if chosen == never:  # nothing is left: the stop is certain
             break
@@ -142,6 +153,15 @@ def _decode_row(scores: Array, add: Callable[[int], None], rules: Rules, indices
     indices[: len(picks)] = picks
     normalisers.fill = fill
     return -float(normalisers.flush())
+
+
+def _stops(scores: Array, best: Any, least: float) -> bool:
+    """Whether the stop's log-probability is at least ``least``; without a candidate it is certain."""
+    stop = scores[-1]
+    peak = max(best, stop)
+    if best == -math.inf or stop == -math.inf:
+        return bool(best == -math.inf)
+    return bool(stop - peak - np.log(np.exp(scores - peak).sum()) >= least)
 
 
 def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Array) -> Array:
@@ -183,20 +203,35 @@ def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[
                 scores[n] += stop[pick]
 
         return add
-    assert isinstance(interaction, LowRank)
+    assert isinstance(interaction, LowRank | Coverage)
     keys, values = interaction.keys[row].detach().numpy(), interaction.values[row].detach().numpy()
     stop_key = None if interaction.stop_key is None else interaction.stop_key[row].detach().numpy()
     scale = 1 / math.sqrt(max(keys.shape[1], 1))
     product = np.empty_like(candidates)
+    # What Coverage takes off is computed anew at every step, so the sums are kept apart.
+    sums = candidates.copy() if isinstance(interaction, Coverage) else candidates
 
     def add_product(pick: int) -> None:
         value = values[pick] * scale
         np.matmul(keys, value, out=product)
-        np.add(candidates, product, out=candidates)
+        np.add(sums, product, out=sums)
         if stop_key is not None:
             scores[n] += stop_key @ value
 
-    return add_product
+    if isinstance(interaction, LowRank):
+        return add_product
+    cover_keys, cover_values = (x[row].detach().numpy() for x in (interaction.cover_keys, interaction.cover_values))
+    offset = interaction.cover_offset[row].item()
+    narrow = 1 / math.sqrt(max(cover_keys.shape[1], 1))
+    covered = np.zeros_like(candidates)
+
+    def add_cover(pick: int) -> None:
+        add_product(pick)
+        sums[pick] = -np.inf
+        covered[:] += np.exp(np.minimum(cover_keys @ (cover_values[pick] * narrow) + offset, LARGEST))
+        np.subtract(sums, np.log1p(covered), out=candidates)
+
+    return add_cover
 
 
 def _batch_update(interaction: Dense, part: Tensor) -> Callable[[Array], None]:

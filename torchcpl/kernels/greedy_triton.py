@@ -9,7 +9,8 @@ leaves the kernel until the hypothesis has stopped.
   have added waits in a row of global memory (in cache, in practice) and is walked tile by tile.
 
 A ``LowRank`` interaction is decoded factored, or as the dense W that one matrix product builds first, as
-``dispatch.plan`` says. The plain twin of all is ``decoding.rollout``.
+``dispatch.plan`` says. ``Coverage`` is decoded in a block, beside W a second matrix that says what covers what. The
+plain twin of all is ``decoding.rollout``.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from torch import Tensor
 
 from torchcpl.constraints import Rules
 from torchcpl.functional import blame_nan
-from torchcpl.interactions import Dense
+from torchcpl.interactions import Coverage, Dense
+from torchcpl.interactions.coverage import LARGEST
 from torchcpl.kernels.dispatch import Plan
 from torchcpl.potentials import Potentials, Selection
 
+MOST_COVERED = tl.constexpr(LARGEST)
 LOWEST = tl.constexpr(-3.0e38)  # stands in for −inf as a running maximum, whose differences must not be NaN
 
 
@@ -46,7 +49,7 @@ def decode(
     indices = torch.empty(batch, width, steps, dtype=torch.long, device=device)
     lengths = torch.empty(batch, width, dtype=torch.long, device=device)
     log_prob = torch.empty(batch, width, dtype=torch.float32, device=device)
-    stop = pot.stop if isinstance(rules.stop_bias, int | float) and rules.stop_bias == 0 else pot.stop + rules.stop_bias
+    stop = rules.biased(pot.stop)
     # The seed stays on the device: the host need not wait for it.
     seed = None if temperature is None else torch.randint(2**62, (1,), device=device, generator=generator)
     W, stop_row, keys, values, stop_key = _forms(pot.interaction, way)
@@ -67,7 +70,8 @@ def decode(
     dense = (*_strided(W, 3), *_strided(stop_row, 2))
     with torch.cuda.device_of(pot.unary):
         if way.path == "block":
-            _decode_block[(rows,)](*arguments, *dense, **options, num_warps=way.warps)
+            cover = _strided(_covers(pot.interaction), 3)
+            _decode_block[(rows,)](*arguments, *dense, *cover, **options, num_warps=way.warps)
         else:
             hidden = 0 if keys is None else keys.shape[2]
             factors = (*_strided(keys, 3), *_strided(values, 3), *_strided(stop_key, 2))
@@ -86,12 +90,25 @@ def _forms(interaction: Any, way: Plan) -> tuple[Tensor | None, ...]:
     keys, values, stop_key = interaction.keys, interaction.values, interaction.stop_key
     if way.form == "factored":
         return None, None, keys, values, stop_key
-    scale = max(keys.shape[2], 1) ** -0.5
     values = values.to(keys.dtype)
-    # Wᵀ: what a pick adds is then a contiguous row.
-    transposed = torch.baddbmm(keys.new_empty(()), values, keys.transpose(1, 2), beta=0, alpha=scale)
+    scale = max(keys.shape[2], 1) ** -0.5
     stop_row = None if stop_key is None else torch.einsum("bnh,bh->bn", values, stop_key.to(keys.dtype)) * scale
-    return transposed.transpose(1, 2), stop_row, None, None, None
+    return _product_of(keys, values), stop_row, None, None, None
+
+
+def _covers(interaction: Any) -> Tensor | None:
+    """(B, N, N) how far each pick makes each candidate redundant, as a logit; None where nothing is ever covered."""
+    if not isinstance(interaction, Coverage):
+        return None
+    keys, offset = interaction.cover_keys, interaction.cover_offset
+    return _product_of(keys, interaction.cover_values.to(keys.dtype), offset.to(keys.dtype).view(-1, 1, 1))
+
+
+def _product_of(keys: Tensor, values: Tensor, offset: Tensor | None = None) -> Tensor:
+    """keys·valuesᵀ/√h + offset (B, N, N), laid out such that what a pick does is contiguous."""
+    scale = max(keys.shape[2], 1) ** -0.5
+    start, beta = (keys.new_empty(()), 0) if offset is None else (offset, 1)
+    return torch.baddbmm(start, values, keys.transpose(1, 2), beta=beta, alpha=scale).transpose(1, 2)
 
 
 def _strided(tensor: Tensor | None, dims: int = 0) -> tuple[Any, ...]:
@@ -157,7 +174,7 @@ def _finish(indices, lengths, log_prob, row, count, total, max_len, BLOCK: tl.co
 def _decode_block(
     unary, unary_b, unary_n, real, real_b, real_n, stop, stop_b, seed, indices, lengths, log_prob,
     N, width, min_len, max_len, sharpness, least,
-    W, W_b, W_j, W_i, stop_row, stop_row_b, stop_row_n,
+    W, W_b, W_j, W_i, stop_row, stop_row_b, stop_row_n, cover, cover_b, cover_j, cover_i,
     BLOCK: tl.constexpr, DRAW: tl.constexpr, MASS: tl.constexpr, LIVE: tl.constexpr,
 ):
     # fmt: on
@@ -169,11 +186,14 @@ def _decode_block(
     added = tl.where(there, 0.0, -float("inf"))  # what the picks have added; −inf: not to be picked
     final = tl.load(stop + b * stop_b).to(tl.float32)
     columns = W + b * W_b + at.to(tl.int64) * W_j
+    covered = tl.zeros((BLOCK,), tl.float32)
     total = 0.0
     count = 0
     end = max_len
     while count < end:
         score = theta + added
+        if cover is not None:
+            score = tl.where(added == -float("inf"), score, score - tl.log(1 + covered))  # padding may hold NaN
         halt = tl.where(count >= min_len, final, -float("inf"))
         if DRAW:
             key = tl.load(seed)
@@ -187,7 +207,12 @@ def _decode_block(
             logit = keen
             best = keen
         # Asked for at once: the column is on its way while the normaliser is summed up.
-        column = tl.load(columns + pick.to(tl.int64) * W_i, mask=at < tl.where(pick < N, N, 0), other=0.0)
+        asked = at < tl.where(pick < N, N, 0)
+        column = tl.load(columns + pick.to(tl.int64) * W_i, mask=asked, other=0.0)
+        if cover is not None:
+            spot = cover + b * cover_b + at.to(tl.int64) * cover_j + pick.to(tl.int64) * cover_i
+            more = tl.load(spot, mask=asked, other=-float("inf")).to(tl.float32)
+            covered += tl.exp(tl.minimum(more, MOST_COVERED))
         pick, gain = _settle(pick, logit, best, keen, keen_stop, score, 1.0, halt, least, N, MASS)
         going = pick < N
         total += gain
@@ -255,6 +280,7 @@ def _decode_tiles(
                     column = W + b * W_b + at.to(tl.int64) * W_j + pick.to(tl.int64) * W_i
                     effect = tl.load(column, mask=at < N, other=0.0).to(tl.float32)
                 added = tl.where((at == pick) | (before == -float("inf")), -float("inf"), before + effect)
+            tl.debug_barrier()  # where threads outnumber a tile, several hold a number: all read it before one writes
             tl.store(scratch + at, added, mask=at < N)
             theta = tl.load(unary + b * unary_b + at * unary_n, mask=added > -float("inf"), other=0.0).to(tl.float32)
             score = theta + added

@@ -32,7 +32,7 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
     keys, stop_key = interaction.keys, interaction.stop_key
     # (B, M, h) with M = P·(T+1), and (B, P, N)
     query, rank = Prefixes.apply(interaction.values, order, keys.dtype)
-    stop = (pot.stop + rules.stop_bias).float().unsqueeze(-1).expand(batch, query.shape[1])
+    stop = rules.biased(pot.stop).float().unsqueeze(-1).expand(batch, query.shape[1])
     if stop_key is not None:
         stop = stop + torch.einsum("bmh,bh->bm", query, stop_key.to(query.dtype))
     ahead = steps if remaining else 1

@@ -1,0 +1,76 @@
+"""What the measurements must show, and whether they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def find(rows: list[Row], work: str, variant: str, **sizes: Any) -> Row | None:
+    """The first row of that work and variant with those sizes, in float32 unless ``dtype`` says otherwise."""
+    wanted = {"work": work, "variant": variant, "dtype": "float32", **sizes}
+    return next((row for row in rows if all(row.get(key) == value for key, value in wanted.items())), None)
+
+
+def ratio(above: Row | None, below: Row | None, key: str = "ms") -> float | None:
+    """How many times as much one row takes as another; None where one was not measured."""
+    if above is None or below is None or not below.get(key):
+        return None
+    return float(above[key]) / float(below[key])
+
+
+def claims(rows: list[Row]) -> list[dict[str, Any]]:
+    """Each claim with its value, what is asked, and the verdict: ``met``, ``not met`` or ``not measured``."""
+    found: list[dict[str, Any]] = []
+
+    def claim(text: str, value: float | None, least: float | None = None, most: float | None = None) -> None:
+        met = value is not None and (least is None or value >= least) and (most is None or value <= most)
+        verdict = "not measured" if value is None else "met" if met else "not met"
+        asked = f"≥ {least:g}" if least is not None else f"≤ {most:g}"
+        shown = None if value is None else float(f"{value:.4g}")
+        found.append({"claim": text, "value": shown, "asked": asked, "verdict": verdict})
+
+    kernel = "kernel, W given"
+    thirty = {"N": 1024, "T": 30}
+    for dtype in ("float32", "bfloat16"):
+        sizes = {"B": 1, "dtype": dtype}
+        name = f"paths, batch 1, {dtype}"
+        whole = find(rows, "predict paths", "cpl, captured", **sizes)
+        for part in ("encoder", "encoder and heads"):
+            alone = find(rows, "predict paths", f"{part}, captured", **sizes)
+            claim(f"{name}: whole prediction over {part} alone, both captured", ratio(whole, alone), most=1.15)
+        loop = find(rows, "predict paths", "per-row loop, eager", **sizes)
+        claim(f"{name}: per-row loop with eager encoder over the captured prediction", ratio(loop, whole), least=12)
+    large = find(rows, "greedy", kernel, B=1024, **thirty)
+    claim("greedy, 30 of 1,024, batch 1,024, W given: ms", None if large is None else large["ms"], most=0.2)
+    loop, fast = (find(rows, "greedy", name, B=64, **thirty) for name in ("per-row loop, W given", kernel))
+    claim("greedy, 30 of 1,024, batch 64: per-row loop over the kernel", ratio(loop, fast), least=1000)
+    for batch in (1, 64):
+        for how in ("", ", captured"):
+            pointer = find(rows, "greedy", f"pointer, cached{how}", B=batch, **thirty)
+            fast = find(rows, "greedy", f"kernel, factors given{how}", B=batch, **thirty)
+            name = f"greedy, 30 of 1,024, batch {batch}{how}: pointer with its cache over CPL"
+            claim(name, ratio(pointer, fast), least=20)
+    bce = find(rows, "predict subsets", "bce, captured", B=1)
+    for variant in ("cpl", "cpl (coverage)"):
+        ours = find(rows, "predict subsets", f"{variant}, captured", B=1)
+        claim(f"subsets, batch 1: {variant} over bce, both captured", ratio(ours, bce), most=1.1)
+    for dtype in ("float32", "bfloat16"):
+        sizes = {"B": 256, "N": 1024, "T": 32, "h": 128, "dtype": dtype}
+        fused, plain, compiled = (
+            find(rows, "ordered_nll forward+backward", name, **sizes) for name in ("fused", "plain", "compiled")
+        )
+        name = f"ordered_nll forward+backward, 32 of 1,024, batch 256, h = 128, {dtype}"
+        claim(f"{name}: plain over fused", ratio(plain, fused), least=3)
+        claim(f"{name}: compiled over fused", ratio(compiled, fused), least=1.3)
+        claim(
+            f"{name}: peak memory, fused over plain, without the gradients", ratio(fused, plain, "work_mib"), most=0.25
+        )
+    large = find(rows, "ordered_nll forward+backward", "fused", B=8, N=65_536, T=64)
+    claim(
+        "ordered_nll forward+backward, 64 of 65,536, batch 8, trains: GiB at the peak, of the 139 there are",
+        None if large is None else large["peak_mib"] / 1024,
+        most=139,
+    )
+    return found

@@ -1,0 +1,403 @@
+"""Speed of losses, decoders and whole predictions, against what one would write first.
+
+    python -m bench.speed                    # results/speed-cpu.json, or on CUDA results/speed-h200.json and the like
+    python -m bench.speed --only decode loss
+    python -m bench.performance              # the page made from the files
+
+Rows whose variant says ``captured`` are replays of a CUDA graph; the others are what a caller sees. ``mib`` is what
+the work must at least read and write, ``work_mib`` the peak without the gradients that are returned. The file is
+written after every part, so that a part that fails, which it names, does not take the others along.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import torchcpl as cpl
+from bench.claims import claims
+from bench.timing import CUDA, DEVICE, Row, Work, graphed, peak, row, sets_of, timed
+from torchcpl.constraints import Rules
+from torchcpl.kernels import dispatch, use
+from torchcpl.results import run_info, write_json
+from torchcpl.selectors import PointerHead
+from torchcpl.tasks.subsets.data import Bags
+from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel
+
+SEED = 0
+DTYPES = (torch.float32, torch.bfloat16) if CUDA else (torch.float32,)
+KERNEL = "kernel" if CUDA else "NumPy"
+NEVER = -1e4  # a stop so unlikely that every step is taken
+
+
+def measure(work: str, variant: str, dtype: torch.dtype, calls: list[Work], **sizes: Any) -> Row:
+    return row(work, variant, dtype, timed(calls), peak(calls[0]), **sizes)
+
+
+# A copy, the yardstick of bandwidth
+
+
+def bench_copy() -> list[Row]:
+    source = torch.randn(2**29 if CUDA else 2**26, device=DEVICE)
+    target = torch.empty_like(source)
+    ms = timed([lambda: target.copy_(source)])
+    mib = 2 * source.numel() * 4 / 2**20
+    return [row("copy", "torch", torch.float32, ms, 0.0, B=1, N=source.numel(), T=0, mib=mib)]
+
+
+# Decoding
+
+
+def decode_inputs(batch: int, n: int, hidden: int, dtype: torch.dtype, dense: bool) -> list[cpl.Potentials]:
+    """Potentials whose every step is taken."""
+    per_set = batch * n * (n if dense else 2 * hidden) * dtype.itemsize
+    found = []
+    for _ in range(sets_of(per_set)):
+        unary = torch.randn(batch, n, device=DEVICE, dtype=dtype)
+        stop = torch.full((batch,), NEVER, device=DEVICE, dtype=dtype)
+        interaction: cpl.Interaction
+        if dense:  # each pick's effects beside each other, as they are when W is built for decoding
+            interaction = cpl.Dense(torch.randn(batch, n, n, device=DEVICE, dtype=dtype).transpose(1, 2))
+        else:
+            keys, values = (torch.randn(batch, n, hidden, device=DEVICE, dtype=dtype) for _ in range(2))
+            interaction = cpl.LowRank(keys, values)
+        found.append(cpl.Potentials(unary, stop, interaction))
+    return found
+
+
+def dense_of(interaction: cpl.Interaction) -> Tensor:
+    """W (B, N, N), built where only its factors are there."""
+    if isinstance(interaction, cpl.LowRank):
+        return interaction.keys @ interaction.values.transpose(1, 2) / interaction.keys.shape[2] ** 0.5
+    return interaction.dense()
+
+
+@torch.no_grad()
+def row_loop(pot: cpl.Potentials, max_len: int) -> list[list[int]]:
+    """One row after the other, the pick read back by the host at every step, as the paper's code decodes."""
+    W = dense_of(pot.interaction)
+    found = []
+    for b in range(len(pot)):
+        logits = torch.cat([pot.unary[b], pot.stop[b : b + 1]]).float()
+        selected = torch.zeros(len(logits), dtype=torch.bool, device=DEVICE)
+        picks: list[int] = []
+        while len(picks) < max_len:
+            pick = int(logits.masked_fill(selected, -math.inf).log_softmax(-1).argmax().item())
+            if pick == len(logits) - 1:
+                break
+            picks.append(pick)
+            selected[pick] = True
+            logits[:-1] += W[b, :, pick]
+        found.append(picks)
+    return found
+
+
+def agree(found: list[list[int]], expected: list[list[int]]) -> None:
+    """Raise unless nearly all rows are the same: sums in another order may turn a near tie round."""
+    same = sum(one == other for one, other in zip(found, expected, strict=True))
+    if same < 0.9 * len(expected):
+        raise ValueError(f"selections: expected {len(expected)} rows as the plain decoder has them, got {same}")
+
+
+def greedy(pot: cpl.Potentials, steps: int, mode: str) -> cpl.Selection:
+    with use(mode):
+        return cpl.greedy(pot, steps)
+
+
+def draw(pot: cpl.Potentials, steps: int, mode: str) -> cpl.Selection:
+    with use(mode):
+        return cpl.sample(pot, 16, max_len=steps)
+
+
+# B, N, T, hidden; the first of every batch size is the paths' own: 30 of 1,024.
+DECODE = (
+    [(1, 1024, 30, 128), (64, 1024, 30, 128), (1024, 1024, 30, 128), (64, 160, 10, 256), (64, 4096, 30, 64),
+     (8, 65_536, 64, 128)]
+    if CUDA else [(1, 1024, 30, 128), (64, 1024, 30, 128), (1, 160, 10, 256), (1, 20_000, 30, 64)]
+)  # fmt: skip
+LARGEST_W = 2**33 if CUDA else 2**28  # bytes of a dense W that are tried
+
+
+def bench_decode() -> list[Row]:
+    rows = []
+    for dtype in DTYPES:
+        for batch, n, steps, hidden in DECODE:
+            for dense in (True, False):
+                if not dense or batch * n * n * dtype.itemsize <= LARGEST_W:
+                    rows += decode_rows(batch, n, steps, hidden, dtype, dense)
+    return rows
+
+
+def decode_rows(batch: int, n: int, steps: int, hidden: int, dtype: torch.dtype, dense: bool) -> list[Row]:
+    given = "W given" if dense else "factors given"
+    sizes: dict[str, Any] = {"B": batch, "N": n, "T": steps}
+    if not dense:
+        sizes["h"] = hidden
+    # A column of W for every pick, or all keys once and a value for every pick.
+    numbers = batch * (n * steps if dense else (n + steps) * hidden)
+    sizes["mib"] = round(numbers * dtype.itemsize / 2**20, 3)
+    pots = decode_inputs(batch, n, hidden, dtype, dense)
+    fast: list[Work] = [partial(greedy, pot, steps, "auto") for pot in pots]
+    way = dispatch.plan(pots[0], Rules(pots[0], steps)) if CUDA else None
+    if way is not None:
+        sizes["way"] = f"{way.form} {way.path} {way.size}"
+    elif CUDA:
+        sizes["way"] = "plain"  # which is faster here
+    rows = [measure("greedy", f"{KERNEL}, {given}", dtype, fast, **sizes)]
+    if CUDA and batch * n * hidden < 2**29:
+        rows.append(row("greedy", f"{KERNEL}, {given}, captured", dtype, graphed(fast), rows[0]["peak_mib"], **sizes))
+    plain: list[Work] = [partial(greedy, pot, steps, "plain") for pot in pots[:2]]
+    rows.append(measure("greedy", f"plain, {given}", dtype, plain, **sizes))
+    if dense and batch <= 64 and dtype == torch.float32:
+        agree(greedy(pots[0], steps, "auto").tolist(), greedy(pots[0], steps, "plain").tolist())
+        agree(row_loop(pots[0], steps), greedy(pots[0], steps, "plain").tolist())
+        loops: list[Work] = [partial(row_loop, pot, steps) for pot in pots[:2]]
+        rows.append(measure("greedy", f"per-row loop, {given}", dtype, loops, **sizes))
+    if not dense and batch == 64 and n == 1024:
+        for variant, mode in ((KERNEL if CUDA else "rollout", "auto"), ("plain", "plain"))[: 2 if CUDA else 1]:
+            drawn: list[Work] = [partial(draw, pot, steps, mode) for pot in pots[:2]]
+            rows.append(measure("sample 16", f"{variant}, {given}", dtype, drawn, **sizes))
+    return rows
+
+
+def bench_pointer() -> list[Row]:
+    """The autoregressive baseline on encoded candidates, with and without its cache of keys and values."""
+    rows = []
+    for batch in (1, 64):
+        sizes = {"B": batch, "N": 1024, "T": 30, "h": 128}
+        features = torch.randn(batch, 1024, 128, device=DEVICE)
+        for variant, cache in (("pointer, cached", True), ("pointer, recomputed", False)):
+            if not cache and batch > 1:
+                continue
+            torch.manual_seed(SEED)
+            head = PointerHead(128, layers=2, heads=8, ffn=512, max_len=30, cache=cache).eval().to(DEVICE)
+            with torch.no_grad():
+                pot = head(features)
+            calls: list[Work] = [partial(cpl.greedy, pot, 30, stop_bias=NEVER)]
+            rows.append(measure("greedy", variant, torch.float32, calls, **sizes))
+            if CUDA and cache:
+                ms = graphed(calls)
+                rows.append(row("greedy", f"{variant}, captured", torch.float32, ms, rows[-1]["peak_mib"], **sizes))
+    return rows
+
+
+# The loss
+
+
+def loss_inputs(batch: int, n: int, steps: int, hidden: int, dtype: torch.dtype, sets: int) -> list[Any]:
+    found = []
+    for _ in range(sets):
+        shapes = ((batch, n), (batch,), (batch, n, hidden), (batch, n, hidden))
+        leaves = [torch.randn(*shape, device=DEVICE, dtype=dtype).requires_grad_() for shape in shapes]
+        order = torch.rand(batch, n, device=DEVICE).argsort(-1)[:, :steps].contiguous()
+        found.append((leaves, order))
+    return found
+
+
+def loss_of(kind: str, dense: bool, leaves: list[Tensor], order: Tensor) -> Tensor:
+    unary, stop, keys, values = leaves
+    interaction = cpl.LowRank(keys, values)
+    pot = cpl.Potentials(unary, stop, cpl.Dense(dense_of(interaction)) if dense else interaction)
+    return cpl.ordered_nll(pot, order) if kind == "ordered" else cpl.subset_nll(pot, order, permutations=10)
+
+
+def forward(function: Callable[..., Tensor], kind: str, dense: bool, leaves: list[Tensor], order: Tensor) -> Tensor:
+    with torch.no_grad():
+        return function(kind, dense, leaves, order)
+
+
+def gradients(
+    function: Callable[..., Tensor], kind: str, dense: bool, leaves: list[Tensor], order: Tensor
+) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(function(kind, dense, leaves, order), leaves)
+
+
+# Kind, B, N, T, hidden, and the variants beside the fused and the plain one.
+LOSS = (
+    [("ordered", 256, 1024, 32, 128, ("compiled", "dense")), ("ordered", 64, 1024, 32, 64, ()),
+     ("ordered", 64, 1024, 32, 256, ()), ("subset", 256, 160, 10, 256, ("dense",)),
+     ("ordered", 8, 65_536, 64, 128, ())]
+    if CUDA else
+    [("ordered", 16, 1024, 32, 128, ("compiled", "dense")), ("ordered", 16, 1024, 32, 256, ()),
+     ("subset", 16, 160, 10, 256, ("dense",))]
+)  # fmt: skip
+
+
+def bench_loss() -> list[Row]:
+    rows = []
+    for dtype in DTYPES:
+        for kind, batch, n, steps, hidden, more in LOSS:
+            inputs = loss_inputs(batch, n, steps, hidden, dtype, 2)
+            returned = sum(leaf.numel() * leaf.element_size() for leaf in inputs[0][0]) / 2**20
+            sizes = {"B": batch, "N": n, "T": steps, "h": hidden, "P": 1 if kind == "ordered" else 10}
+            keys = batch * n * hidden * dtype.itemsize / 2**20
+            # Forward and backward read the keys, and the gradients of both factors are written.
+            floors = {"forward": round(keys, 1), "forward+backward": round(4 * keys, 1)}
+            for variant in (*(("fused",) if CUDA else ()), "plain", *more):
+                torch._dynamo.reset()
+                function = torch.compile(loss_of) if variant == "compiled" else loss_of
+                with use("auto" if variant == "fused" else "plain"):
+                    for part, way in (("forward", forward), ("forward+backward", gradients)):
+                        calls: list[Work] = [partial(way, function, kind, variant == "dense", *i) for i in inputs]
+                        found = measure(f"{kind}_nll {part}", variant, dtype, calls, **sizes, mib=floors[part])
+                        if part == "forward+backward":
+                            found["work_mib"] = round(found["peak_mib"] - returned, 1)
+                        rows.append(found)
+            del inputs, calls
+            if CUDA:
+                torch.cuda.empty_cache()
+    return rows
+
+
+# Whole predictions
+
+
+Select = Callable[[Any], Any]
+
+
+def predict_rows(work: str, ways: dict[str, Select], inputs: list[Any], dtype: torch.dtype, **sizes: int) -> list[Row]:
+    """Every way eagerly and, on CUDA and unless it is a loop, captured."""
+    rows = []
+    for variant, select in ways.items():
+
+        def eager(given: Any, select: Select = select) -> Any:
+            with torch.inference_mode(), torch.autocast(DEVICE.type, torch.bfloat16, dtype == torch.bfloat16):
+                return select(given)
+
+        calls: list[Work] = [partial(eager, given) for given in inputs]
+        rows.append(measure(work, f"{variant}, eager", dtype, calls, **sizes))
+        if CUDA and "loop" not in variant:
+            run = cpl.compile_for_inference(select, inputs[0], dtype=dtype)
+            calls = [partial(run, given) for given in inputs]
+            rows.append(measure(work, f"{variant}, captured", dtype, calls, **sizes))
+    return rows
+
+
+def subsets_model(**options: Any) -> SubsetsModel:
+    """Random weights; ten steps are taken, as many as a bag has classes at most."""
+    torch.manual_seed(SEED)
+    model = SubsetsModel(SubsetsConfig(max_len=10, **options), torch.randn(2, 512)).eval().to(DEVICE)
+    if options.get("method", "cpl") in ("cpl", "pointer"):
+        model.method.knob = NEVER
+    return model
+
+
+def bench_subsets() -> list[Row]:
+    models = {
+        "cpl": subsets_model(),
+        "cpl (coverage)": subsets_model(kind="coverage"),
+        "bce": subsets_model(method="bce"),
+        "pointer": subsets_model(method="pointer"),
+    }
+    cpl_model = models["cpl"]
+
+    def loop(bags: Bags) -> list[list[int]]:
+        return row_loop(cpl_model.method.potentials(cpl_model.encode(bags), bags.mask), 10)  # type: ignore[operator]
+
+    rows = []
+    for dtype in DTYPES:
+        for batch in (1, 64) if CUDA else (1, 8):
+            none = torch.zeros(batch, 0, dtype=torch.long, device=DEVICE)
+            mask = torch.ones(batch, 160, dtype=torch.bool, device=DEVICE)
+            inputs = [Bags(torch.randn(batch, 160, 512, device=DEVICE), mask, none, none, none) for _ in range(4)]
+            ways: dict[str, Select] = {"encoder": cpl_model.encode}
+            ways |= {name: model.select for name, model in models.items()}
+            if batch == 1 or dtype == torch.float32:
+                ways["per-row loop"] = loop
+            rows += predict_rows("predict subsets", ways, inputs, dtype, B=batch, N=160, T=10)
+    return rows
+
+
+def bench_paths() -> list[Row]:
+    """Random weights on random images; thirty steps are taken."""
+    from torchcpl.tasks.paths.task import PathsConfig, PathsModel
+
+    models = {}
+    for variant, method in {"cpl": "cpl", "grid": "grid", "pointer": "pointer"}.items():
+        torch.manual_seed(SEED)
+        models[variant] = PathsModel(PathsConfig(method=method, max_len=30)).eval().to(DEVICE)
+        if method != "grid":
+            models[variant].method.knob = NEVER
+    ours = models["cpl"]
+
+    class Heads(nn.Module):
+        """All that is parallel."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = ours
+
+        def forward(self, images: Tensor) -> Any:
+            features = self.model.encode(images)
+            every = torch.ones(features.shape[:2], dtype=torch.bool, device=DEVICE)
+            return self.model.method.potentials(features, every), self.model.points(features)  # type: ignore[operator]
+
+    heads = Heads().eval()
+
+    def loop(images: Tensor) -> Any:
+        pot, points = heads(images)
+        return row_loop(pot, 30), points
+
+    rows = []
+    for dtype in DTYPES:
+        for batch in (1, 64) if CUDA else (1,):
+            inputs = [torch.randint(7, (batch, 256, 256), dtype=torch.uint8, device=DEVICE) for _ in range(4)]
+            ways: dict[str, Select] = {"encoder": ours.encode, "encoder and heads": heads}
+            ways |= {name: model.select for name, model in models.items()}
+            if batch == 1:
+                ways["per-row loop"] = loop
+            rows += predict_rows("predict paths", ways, inputs, dtype, B=batch, N=1024, T=30)
+    return rows
+
+
+PARTS: dict[str, Callable[[], list[Row]]] = {
+    "copy": bench_copy,
+    "decode": bench_decode,
+    "pointer": bench_pointer,
+    "subsets": bench_subsets,
+    "paths": bench_paths,
+    "loss": bench_loss,
+}
+
+
+def default_out() -> str:
+    kind = torch.cuda.get_device_name().split()[-1].lower() if CUDA else "cpu"
+    return f"results/speed-{kind}.json"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default=default_out(), help="where to write the rows (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="some of the parts")
+    options = parser.parse_args()
+    rows: list[Row] = []
+    failed: dict[str, str] = {}
+    for name in options.only:
+        torch.manual_seed(SEED)
+        try:
+            rows += PARTS[name]()
+        except Exception as error:
+            traceback.print_exc()
+            failed[name] = f"{type(error).__name__}: {error}"
+        if CUDA:
+            torch.cuda.empty_cache()
+        info = {**run_info(seeds=[SEED], device=DEVICE), "threads": torch.get_num_threads()}
+        verdicts = claims(rows) if CUDA else []  # they are about a GPU
+        write_json(options.out, {**info, "rows": rows, "claims": verdicts, "failed": failed})
+    for claim in verdicts:
+        print(f"{claim['verdict']:<14} {claim['claim']}: {claim['value']} (asked: {claim['asked']})")
+    for name, why in failed.items():
+        print(f"failed         {name}: {why}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Times, memory and rows: what the speed measurements share.
+
+A time is a median over many calls, warm, the inputs rotating so that none stays in the cache from call to call. Memory
+is the peak of a call above what was held before it: allocated on CUDA, resident on the CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+Work = Callable[[], Any]
+Row = dict[str, Any]
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+CACHE = 2**27 if CUDA else 2**26  # bytes of inputs after which a set of them has left the cache
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+def sets_of(size: int, most: int = 16) -> int:
+    """How many sets of inputs of ``size`` bytes to rotate."""
+    return max(2, min(most, math.ceil(CACHE / max(size, 1))))
+
+
+def timed(calls: Sequence[Work], budget: float = 0.2) -> float:
+    """Median milliseconds of a call, as often as fits into ``budget`` seconds, 3 to 200 times."""
+    for call in calls[:2]:
+        call()
+    first = _spans(calls, 1)[0]
+    repeats = int(min(max(budget * 1e3 / max(first, 1e-3), 3), 200))
+    return median(_spans(calls, repeats))
+
+
+def _spans(calls: Sequence[Work], repeats: int) -> list[float]:
+    if not CUDA:
+        times = [time.perf_counter()]
+        for i in range(repeats):
+            calls[i % len(calls)]()
+            times.append(time.perf_counter())
+        return [(b - a) * 1e3 for a, b in pairwise(times)]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    torch.cuda.synchronize()
+    marks[0].record()
+    for i in range(repeats):
+        calls[i % len(calls)]()
+        marks[i + 1].record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) for a, b in pairwise(marks)]
+
+
+def graphed(calls: Sequence[Work], budget: float = 0.2) -> float:
+    """Median milliseconds of a call inside a captured graph of all of them: the device's time alone."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for call in calls:
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return timed([graph.replay], budget) / len(calls)
+
+
+def peak(call: Work) -> float:
+    """MiB at the height of a call above what was held before."""
+    if CUDA:
+        call()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+    before = _resident("VmRSS")
+    call()
+    return max(_resident("VmHWM") - before, 0.0)
+
+
+def _resident(name: str) -> float:
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith(name)).split()[1]) / 1024
+
+
+def row(work: str, variant: str, dtype: torch.dtype, ms: float, peak_mib: float, **sizes: Any) -> Row:
+    """One measurement, printed as it is made."""
+    found = {"work": work, "variant": variant, **sizes, "dtype": NAMES[dtype], "ms": ms, "peak_mib": round(peak_mib, 1)}
+    shown = " ".join(f"{key}={value}" for key, value in sizes.items())
+    print(f"{work:<22} {variant:<28} {NAMES[dtype]:<9} {shown:<44} {ms:10.4f} ms {peak_mib:9.1f} MiB", flush=True)
+    return found

@@ -1,0 +1,61 @@
+"""The page of measurements says what the files say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import performance
+from bench.claims import claims, find, ratio
+from torchcpl.results import run_info, write_json
+
+
+def row(work: str, variant: str, ms: float, **more: Any) -> dict[str, Any]:
+    sizes = {"B": 64, "N": 1024, "T": 30, "dtype": "float32", "peak_mib": 1.0}
+    return {"work": work, "variant": variant, **sizes, "ms": ms, **more}
+
+
+ROWS = [
+    row("copy", "torch", 2.0, B=1, N=2**29, T=0, mib=4096.0),
+    row("greedy", "kernel, W given", 0.05, mib=7.5),
+    row("greedy", "kernel, W given, captured", 0.025, mib=7.5),
+    row("greedy", "kernel, W given", 0.3, B=1024, mib=120.0),
+    row("greedy", "per-row loop, W given", 80.0, mib=7.5),
+    row("predict subsets", "encoder, eager", 3.0, B=1, N=160, T=10),
+    row("predict subsets", "cpl, eager", 4.0, B=1, N=160, T=10),
+    row("predict subsets", "bce, eager", 2.0, B=1, N=160, T=10),
+]
+
+
+def test_a_row_is_found_by_all_that_is_asked() -> None:
+    assert find(ROWS, "greedy", "kernel, W given", B=1024) is ROWS[3]
+    assert find(ROWS, "greedy", "kernel, W given", B=1024, dtype="bfloat16") is None
+    assert ratio(ROWS[4], ROWS[1]) == pytest.approx(1600)
+    assert ratio(None, ROWS[1]) is None
+
+
+def test_claims_are_judged() -> None:
+    verdicts = {claim["claim"]: claim for claim in claims(ROWS)}
+    met = verdicts["greedy, 30 of 1,024, batch 64: per-row loop over the kernel"]
+    assert (met["value"], met["asked"], met["verdict"]) == (1600.0, "≥ 1000", "met")
+    missed = verdicts["greedy, 30 of 1,024, batch 1,024, W given: ms"]
+    assert (missed["value"], missed["asked"], missed["verdict"]) == (0.3, "≤ 0.2", "not met")
+    assert verdicts["subsets, batch 1: cpl over bce, both captured"]["verdict"] == "not measured"
+
+
+def test_the_page_is_made_of_the_numbers(tmp_path: Path) -> None:
+    info = {**run_info(seeds=[0], device="cpu"), "device": "Some GPU"}
+    failed = {"loss": "RuntimeError: too large"}
+    write_json(tmp_path / "speed-gpu.json", {**info, "rows": ROWS, "claims": claims(ROWS), "failed": failed})
+    text, figures = performance.page(tmp_path)
+    assert list(figures) == ["speed-gpu"]
+    assert "## Some GPU" in text
+    assert "**Failed, so missing: loss** (RuntimeError: too large)." in text
+    assert "of which the encoder is 75%; bce takes 0.50×" in text
+    assert "eager, it takes 2.0× as long as its captured graph" in text
+    assert "| greedy | kernel, W given | batch 64, 30 of 1,024, float32 | 7.5 | 0.00366 | 0.05 | 13.7× |" in text
+    assert "0.05 ms by *kernel, W given*; 1,600× for *per-row loop, W given*" in text
+    assert "core" not in figures
+    assert "<svg" in performance.render(figures["speed-gpu"], "svg").decode()

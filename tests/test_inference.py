@@ -1,0 +1,320 @@
+"""Predictions for fixed shapes: the same results, clear refusals, and nothing that waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torchcpl as cpl
+from torchcpl import checks, constraints
+from torchcpl.decoding import rollout
+from torchcpl.kernels import use
+from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+on_cuda = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs CUDA")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+class Pair(NamedTuple):
+    features: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class Scene:
+    pair: Pair
+    scale: float
+
+
+class Model(nn.Module):
+    """Features and mask to a selection, by any head."""
+
+    def __init__(self, **head: Any) -> None:
+        super().__init__()
+        self.encode = nn.Linear(8, 16)
+        self.head = cpl.CPLHead(16, 8, **head)
+
+    def forward(self, pair: Pair) -> cpl.Selection:
+        return cpl.greedy(self.head(self.encode(pair.features), pair.mask), 5)
+
+
+def pair(batch: int = 3, n: int = 12, dtype: torch.dtype = torch.float32) -> Pair:
+    mask = torch.rand(batch, n, device=DEVICE) > 0.2
+    return Pair(torch.randn(batch, n, 8, device=DEVICE).to(dtype), mask)
+
+
+def model(**head: Any) -> Model:
+    return Model(**head).eval().to(DEVICE)
+
+
+def test_a_selection_comes_back_as_one_and_is_the_eager_one() -> None:
+    net = model()
+    run = cpl.compile_for_inference(net, pair())
+    for _ in range(3):
+        given = pair()
+        with torch.no_grad():
+            expected = net(given)
+        found = run(given)
+        assert isinstance(found, cpl.Selection)
+        assert found.indices.equal(expected.indices)
+        assert found.lengths.equal(expected.lengths)
+        assert found.log_prob.equal(expected.log_prob)
+        assert found.num_candidates == 12
+        assert not found.log_prob.requires_grad
+
+
+def test_nested_structures_go_in_and_out() -> None:
+    @dataclass(frozen=True)
+    class Answer:
+        parts: list[Tensor]
+        named: dict[str, Tensor | None]
+        scale: float
+
+    def work(scene: Scene) -> Answer:
+        scaled = scene.pair.features * scene.scale
+        return Answer([scaled, scaled + 1], {"mask": ~scene.pair.mask, "none": None}, scene.scale)
+
+    run = cpl.compile_for_inference(work, Scene(pair(), 2.0))
+    given = Scene(pair(), 2.0)
+    found = run(given)
+    assert isinstance(found, Answer)
+    assert found.parts[1].equal(given.pair.features * 2 + 1)
+    assert found.named["mask"].equal(~given.pair.mask)  # type: ignore[union-attr]
+    assert found.named["none"] is None
+    assert found.scale == 2.0
+
+
+def test_potentials_come_back_as_potentials() -> None:
+    net = model(kind="contextual")
+    run = cpl.compile_for_inference(lambda given: net.head(net.encode(given.features), given.mask), pair())
+    given = pair()
+    found = run(given)
+    assert isinstance(found, cpl.Potentials)
+    assert isinstance(found.interaction, cpl.Contextual)
+    with torch.no_grad():
+        assert cpl.greedy(found, 5).indices.equal(net(given).indices)
+
+
+def test_a_method_and_the_weights_at_the_time_of_the_call() -> None:
+    net = model()
+    run = cpl.compile_for_inference(net.forward, pair())
+    given = pair()
+    before = run(given)
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.copy_(torch.randn_like(weight))
+        expected = net(given)
+    after = run(given)
+    assert after.log_prob.equal(expected.log_prob)
+    assert not after.log_prob.equal(before.log_prob)
+
+
+def test_the_example_is_not_written_to_and_results_are_kept() -> None:
+    net = model()
+    example = pair()
+    kept = example.features.clone()
+    run = cpl.compile_for_inference(net, example)
+    first = run(pair())
+    copies = first.indices.clone(), first.log_prob.clone()
+    run(pair())
+    assert first.indices.equal(copies[0])
+    assert first.log_prob.equal(copies[1])
+    assert example.features.equal(kept)
+    assert all(weight.grad is None for weight in net.parameters())
+
+
+@on_cuda
+def test_without_a_copy_the_next_call_writes_over_the_result() -> None:
+    run = cpl.compile_for_inference(model(), pair(), copy=False)
+    first = run(pair())
+    assert run(pair()).log_prob.data_ptr() == first.log_prob.data_ptr()
+
+
+def test_an_input_that_needs_gradients_is_only_read() -> None:
+    features = torch.randn(3, 12, 8, device=DEVICE, requires_grad=True)
+    run = cpl.compile_for_inference(model(), pair())
+    mask = torch.ones(3, 12, dtype=torch.bool, device=DEVICE)
+    for _ in range(2):
+        assert not run(Pair(features, mask)).log_prob.requires_grad
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "shape": (lambda: pair(4), r"input\[0\]: expected a float32 tensor of shape \(3, 12, 8\) .*, got .* \(4, 12, 8\)"),
+    "dtype": (lambda: pair(dtype=torch.float64), r"input\[0\]: expected a float32 .*, got a float64"),
+    "type": (lambda: Pair(torch.zeros(3, 12, 8, device=DEVICE), None), r"input\[1\]: expected a bool .* NoneType"),  # type: ignore[arg-type]
+    "structure": (lambda: pair().features, r"the example's structure \(input\[0\], input\[1\]\), got input$"),
+    "device": (lambda: Pair(pair().features.to("meta"), pair().mask), r"input\[0\]: expected a tensor on .* meta"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_other_inputs_are_refused(name: str) -> None:
+    run = cpl.compile_for_inference(model(), pair())
+    given, message = WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        run(given())
+
+
+def test_other_constants_are_refused() -> None:
+    run = cpl.compile_for_inference(lambda scene: scene.pair.features * scene.scale, Scene(pair(), 2.0))
+    with pytest.raises(ValueError, match=r"input.scale: expected 2.0 as in the example, got float 3.0"):
+        run(Scene(pair(), 3.0))
+
+
+def test_what_cannot_be_compiled_is_refused() -> None:
+    with pytest.raises(ValueError, match="evaluation mode"):
+        cpl.compile_for_inference(Model().to(DEVICE), pair())
+    with pytest.raises(ValueError, match="evaluation mode"):
+        cpl.compile_for_inference(Model().to(DEVICE).forward, pair())
+    with pytest.raises(ValueError, match=r"dtype: expected one of torch.float32, torch.bfloat16, got torch.float16"):
+        cpl.compile_for_inference(model(), pair(), dtype=torch.float16)
+    with pytest.raises(ValueError, match="tensors on one device, got no tensors"):
+        cpl.compile_for_inference(lambda scale: scale, 2.0)
+    with pytest.raises(ValueError, match="tensors on one device"):
+        cpl.compile_for_inference(lambda both: both[0], (torch.zeros(1, device=DEVICE), torch.zeros(1, device="meta")))
+
+
+def test_bfloat16_is_that_of_autocast() -> None:
+    net = model()
+    run = cpl.compile_for_inference(net, pair(), dtype=torch.bfloat16)
+    given = pair()
+    with torch.no_grad(), torch.autocast(DEVICE.type, torch.bfloat16):
+        expected = net(given)
+    found = run(given)
+    assert found.indices.equal(expected.indices)
+    assert found.log_prob.equal(expected.log_prob)
+    assert not found.log_prob.equal(cpl.compile_for_inference(net, given)(given).log_prob)
+    assert all(weight.dtype == torch.float32 for weight in net.parameters())
+
+
+# The subsets task: each method and kind, as it is decoded
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "cpl": {},
+    "live stop": {"live_stop": True},
+    "mass": {"stop_rule": "mass"},
+    "contextual": {"kind": "contextual"},
+    "coverage, mass": {"kind": "coverage", "stop_rule": "mass"},
+    "pointer": {"method": "pointer"},
+    "pointer, no cache": {"method": "pointer", "pointer_cache": False},
+    "bce": {"method": "bce"},
+}
+
+
+def subsets(**options: Any) -> Callable[[Pair], cpl.Selection]:
+    config = SubsetsConfig(dim=16, layers=1, heads=2, ffn=16, hidden=8, max_len=40, **options)
+    net = SubsetsModel(config, torch.randn(20, 8)).eval().to(DEVICE)
+
+    def select(given: Pair) -> cpl.Selection:
+        encoded = net.encoder(net.input((given.features - net.shift) / net.scale), given.mask)
+        return net.method.select(encoded, given.mask, net.max_len)
+
+    return select
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_predicts_as_it_does_eagerly(name: str) -> None:
+    select = subsets(**METHODS[name])
+    run = cpl.compile_for_inference(select, pair(2, 50))
+    given = pair(2, 50)
+    with torch.no_grad():
+        expected = select(given)
+    found = run(given)
+    assert found.indices.equal(expected.indices)
+    torch.testing.assert_close(found.log_prob, expected.log_prob, rtol=1e-5, atol=1e-5)
+
+
+class NoAnswers(TorchDispatchMode):
+    """Refuses every operation whose outcome, or its shape, the host would have to wait for."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.split(".")[0]
+        if name in self.WAITING:
+            raise AssertionError(f"{name} waits for the device")
+        if name == "index" and any(index is not None and index.dtype == torch.bool for index in args[1]):
+            raise AssertionError("a boolean index waits for the device")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if a graph were captured, where there may be no device to capture one."""
+    for room in (checks, constraints, rollout):
+        monkeypatch.setattr(room, "capturing", lambda: True)
+    with NoAnswers(), use("plain"):
+        yield
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_prediction_asks_for_no_value_while_it_is_captured(name: str, pretended: None) -> None:
+    with torch.no_grad():
+        subsets(**METHODS[name])(pair(2, 50))
+
+
+def test_constraints_ask_for_no_value_while_they_are_captured(pretended: None) -> None:
+    given = pair(2, 50)
+    everyone = torch.ones(2, 50, dtype=torch.bool, device=DEVICE)
+    pot = model().head(torch.randn(2, 50, 16, device=DEVICE), everyone)
+    some = torch.zeros_like(everyone)
+    some[:, :3] = True
+    cost = given.features[..., 0].abs()
+    limit = torch.full((2,), 30.0, device=DEVICE)
+    lists = torch.arange(50, device=DEVICE).view(50, 1).expand(50, 2).add(1).clamp(max=49)
+    for rules in (
+        {"constraints": [cpl.Require(some), cpl.Forbid(some.roll(5, 1)), cpl.Budget(cost, limit)]},
+        {"constraints": [cpl.Adjacent(lists), cpl.Require(some)]},
+        {"min_len": 3, "stop_bias": torch.ones(2, device=DEVICE)},
+    ):
+        found = cpl.greedy(pot, 40, **rules)  # type: ignore[arg-type]
+        assert found.indices.shape == (2, 40)
+        cpl.sample(pot, 2, max_len=5, **rules)  # type: ignore[arg-type]
+
+
+def test_the_same_calls_do_ask_when_nothing_is_captured() -> None:
+    """So that the tests above can fail."""
+    pot = model().head(torch.randn(2, 50, 16, device=DEVICE))
+    with pytest.raises(AssertionError, match="waits"), NoAnswers(), use("plain"):
+        cpl.greedy(pot, 40, min_len=3)
+
+
+@on_cuda
+@pytest.mark.parametrize("kind", ["lowrank", "contextual", "coverage"])
+def test_decoding_does_not_make_the_host_wait(kind: str) -> None:
+    """31 steps, before the first look at whether all have stopped; by the kernels and without them."""
+    net, given = model(kind=kind), pair(2, 50)
+    for mode in ("auto", "plain"):
+        with use(mode), torch.no_grad():
+            pot = net.head(net.encode(given.features), given.mask)
+            cpl.greedy(pot, 31)
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                cpl.greedy(pot, 31)
+                cpl.sample(pot, 4, max_len=31)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+
+@on_cuda
+def test_most_selections_are_the_same_in_bfloat16() -> None:
+    net = model()
+    given = pair(2000, 12)
+    found = cpl.compile_for_inference(net, given, dtype=torch.bfloat16)(given)
+    with torch.no_grad():
+        expected = net(given)
+    # Untrained scores lie closer together than trained ones, so more of them tie.
+    assert float((found.indices == expected.indices).all(-1).float().mean()) > 0.9

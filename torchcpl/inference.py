@@ -1,0 +1,171 @@
+"""A whole prediction as one CUDA graph: encoder, head and decoding for fixed shapes, launched at once.
+
+At batch 1 the launches cost more than the work: hundreds of small kernels, a few microseconds of the host's time each.
+A captured graph replays them without the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy as shallow
+from copy import deepcopy
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchcpl.checks import check_choice, describe
+
+WARM_UPS = 3  # eager runs before the capture: kernels are compiled and libraries make their workspaces
+HALVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that autocast computes in bfloat16
+
+
+def compile_for_inference(
+    model: Callable[[Any], Any], example: Any, *, dtype: torch.dtype = torch.float32, copy: bool = True
+) -> Compiled:
+    """``model(example)`` for inputs of the example's shapes, on CUDA as one captured graph.
+
+    ``model`` is a module in evaluation mode, a method of one (``model.select``) or a function. It takes one tensor, or
+    a tuple, list, dict or dataclass of them, nested at will, and returns such a thing too: ``Potentials``, a
+    ``Selection``. It must not read values back to the host; greedy decoding does not.
+
+    ``dtype=torch.bfloat16`` runs under autocast, with a copy of a module's weights made now, once. In float32 the
+    module's own weights are read, as they are at the time of the call. Results are copies; ``copy=False`` returns the
+    graph's own memory, which the next call writes over.
+
+    On the CPU, where there is nothing to capture, the model is called as it is, with the same checks and without
+    gradients.
+
+    >>> head = torch.nn.Linear(8, 2).eval()
+    >>> compile_for_inference(head, torch.zeros(3, 8))(torch.ones(3, 8)).shape
+    torch.Size([3, 2])
+    """
+    return Compiled(model, example, dtype, copy)
+
+
+class Compiled:
+    """What :func:`compile_for_inference` returns: call it with inputs like the example."""
+
+    def __init__(self, model: Callable[[Any], Any], example: Any, dtype: torch.dtype, copy: bool) -> None:
+        check_choice("dtype", dtype, (torch.float32, torch.bfloat16))
+        module = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
+        if isinstance(module, nn.Module) and module.training:
+            raise ValueError("model: expected one in evaluation mode, as after model.eval(), got one in training mode")
+        self.copy = copy
+        self.dtype = dtype
+        self.model = _halved(model) if dtype == torch.bfloat16 else model
+        self.leaves = dict(_leaves(example))
+        devices = {leaf.device for leaf in self._tensors()}
+        if len(devices) != 1:
+            raise ValueError(
+                f"example: expected tensors on one device, got {sorted(map(str, devices)) or 'no tensors'}"
+            )
+        (self.device,) = devices
+        self.graph: torch.cuda.CUDAGraph | None = None
+        if self.device.type == "cuda":
+            self._capture(example)
+
+    def __call__(self, given: Any) -> Any:
+        found = dict(_leaves(given))
+        self._check(found)
+        if self.graph is None:
+            return self._run(given)
+        with torch.no_grad():
+            for place, leaf in self.leaves.items():
+                if isinstance(leaf, Tensor):
+                    leaf.copy_(found[place])
+        self.graph.replay()
+        return _each(self.result, torch.clone) if self.copy else self.result
+
+    def _tensors(self) -> list[Tensor]:
+        return [leaf for leaf in self.leaves.values() if isinstance(leaf, Tensor)]
+
+    def _run(self, given: Any) -> Any:
+        # Without its cache: autocast would keep weights that were cast inside the graph's memory.
+        halving = torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16, cache_enabled=False
+        )
+        with torch.inference_mode(), halving:
+            return self.model(given)
+
+    def _capture(self, example: Any) -> None:
+        inputs = _each(example, lambda tensor: tensor.detach().clone())
+        self.leaves = dict(_leaves(inputs))  # the memory that the graph reads
+        with torch.cuda.device(self.device):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UPS):
+                    self._run(inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self.result = self._run(inputs)
+        self.graph = graph
+
+    def _check(self, found: Mapping[str, Any]) -> None:
+        """Raise unless the leaves are those of the example: the same places, shapes, dtypes, device and constants."""
+        if found.keys() != self.leaves.keys():
+            raise ValueError(
+                f"input: expected the example's structure ({', '.join(self.leaves)}), got {', '.join(found)}"
+            )
+        for place, want in self.leaves.items():
+            have = found[place]
+            if not isinstance(want, Tensor):
+                if type(have) is not type(want) or have != want:
+                    raise ValueError(f"{place}: expected {want!r} as in the example, got {describe(have)}")
+                continue
+            if not isinstance(have, Tensor) or have.shape != want.shape or have.dtype != want.dtype:
+                raise ValueError(f"{place}: expected {describe(want)} as in the example, got {describe(have)}")
+            if have.device != want.device:
+                raise ValueError(f"{place}: expected a tensor on {want.device}, got one on {have.device}")
+
+
+def _halved(model: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The model with a copy of its weights in which those that autocast would cast at every call are bfloat16.
+
+    A function's modules are unknown, so its weights stay as they are.
+    """
+    module = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
+    if not isinstance(module, nn.Module):
+        return model
+    twin = deepcopy(module)
+    for layer in twin.modules():
+        if isinstance(layer, HALVED):
+            layer.to(torch.bfloat16)
+    return twin if module is model else getattr(twin, model.__name__)
+
+
+def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """``value`` with all its tensors changed; what is no container stays as it is."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        new = shallow(value)
+        for field in fields(value):
+            object.__setattr__(new, field.name, _each(getattr(value, field.name), change))
+        return new
+    if isinstance(value, tuple):
+        parts = [_each(part, change) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, list):
+        return [_each(part, change) for part in value]
+    if isinstance(value, dict):
+        return {key: _each(part, change) for key, part in value.items()}
+    return value
+
+
+def _leaves(value: Any, place: str = "input") -> Iterator[tuple[str, Any]]:
+    """Where every tensor and constant lies, and what it is: ``input.features``, ``input[0]``."""
+    if is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _leaves(getattr(value, field.name), f"{place}.{field.name}")
+    elif isinstance(value, tuple | list):
+        for i, part in enumerate(value):
+            yield from _leaves(part, f"{place}[{i}]")
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from _leaves(part, f"{place}[{key!r}]")
+    else:
+        yield place, value
