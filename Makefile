@@ -29,8 +29,10 @@ test: lint ## all checks and tests
 demo: $(STAMP) ## train and compare all methods on real digits, print the table, write the report
 	$(BIN)/torchcpl demo
 
-bench: $(STAMP) ## speed of the core on this CPU
+bench: $(STAMP) ## measure speed here and write the page of it
 	$(BIN)/python -m bench.core --out results/core-cpu.json
+	$(BIN)/python -m bench.speed
+	$(BIN)/python -m bench.performance
 
 clean: ## remove .venv, caches and runs
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

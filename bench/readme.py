@@ -9,24 +9,29 @@ import re
 from pathlib import Path
 
 from torchcpl.results import read_json
-from torchcpl.tables import Table
-from torchcpl.tasks.subsets.results import SCORES
+from torchcpl.tables import Column, Table
+from torchcpl.tasks.paths import results as paths
+from torchcpl.tasks.subsets import results as subsets
 
 ROOT = Path(__file__).resolve().parents[1]
 SUBSETS = {
     "subsets-cifar100-tuned.json": "The best recipe found, CIFAR-100 features",
     "subsets-cifar100-paper.json": "The paper's recipe, CIFAR-100 features",
 }
+PATHS = {
+    "paths-index.json": "Three nuScenes maps, the paper's split by index",
+    "paths-geography.json": "The same maps, reported on other areas than trained on",
+}
 
 
-def subsets() -> str:
+def tables(titles: dict[str, str], columns: tuple[Column, ...]) -> str:
+    """The tables among the results, one below the other."""
     parts = []
-    for name, title in SUBSETS.items():
+    for name, title in titles.items():
         path = ROOT / "results" / name
         if path.exists():
-            info = read_json(path)
-            table = Table.read(path, SCORES)
-            source = f"[`results/{name}`](results/{name}), trained on {info['trained_on']}"
+            table = Table.read(path, columns)
+            source = f"[`results/{name}`](results/{name}), trained on {table.info['trained_on']}"
             parts.append(f"**{title}** ({source}):\n\n{table.markdown()}")
     return "\n\n".join(parts)
 
@@ -58,8 +63,15 @@ def fill(text: str, name: str, content: str) -> str:
 
 def main() -> None:
     path = ROOT / "README.md"
-    text = fill(path.read_text(encoding="utf-8"), "tables", subsets())
-    path.write_text(fill(text, "core", core()), encoding="utf-8")
+    contents = {
+        "subsets": tables(SUBSETS, subsets.SCORES),
+        "paths": tables(PATHS, paths.SCORES),
+        "core": core(),
+    }
+    text = path.read_text(encoding="utf-8")
+    for name, content in contents.items():
+        text = fill(text, name, content)
+    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
