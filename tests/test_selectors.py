@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from itertools import permutations
 
 import pytest
 import torch
 
 import torchcpl as cpl
-from torchcpl.selectors import CPL, Hungarian, PointerHead, Threshold, kmeans
+from torchcpl.selectors import CPL, Hungarian, MultiHypothesis, PointerHead, Threshold, kmeans
 from torchcpl.selectors.hungarian import assignment
 
 
@@ -155,3 +156,66 @@ def test_stop_threshold_weighs_the_stop_against_everything_together() -> None:
     assert cpl.greedy(pot, stop_threshold=0.3).tolist() == [[]]
     with pytest.raises(ValueError, match="stop_threshold: expected a probability"):
         cpl.greedy(pot, stop_threshold=1.5)
+
+
+def cross_entropy(probabilities: list[float], positive: list[int], mask: list[bool]) -> list[float]:
+    """The binary cross-entropy of every real candidate."""
+    return [
+        -math.log(p if i in positive else 1 - p)
+        for i, (p, real) in enumerate(zip(probabilities, mask, strict=True))
+        if real
+    ]
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_hungarian_is_the_cheapest_matching_and_its_cross_entropy(squared: bool) -> None:
+    torch.manual_seed(3)
+    settings = {"pos_weight": 1.0, "score_weight": 10.0, "distance_weight": 3.0}
+    method = Hungarian(4, 8, squared=squared, exclude_self=False, **settings).eval()  # type: ignore[arg-type]
+    x, points, goals = torch.randn(2, 5, 4), torch.randn(2, 5, 2), torch.randn(2, 3, 2)
+    mask = torch.tensor([[True] * 5, [True, True, False, True, False]])
+    target = torch.tensor([[0, 3, 4], [1, 0, -1]])
+    scores = method.scores(x).squeeze(-1).sigmoid().tolist()
+    assigned = method.assign(x, mask, target, points, goals)
+    losses: list[float] = []
+    for row, count in enumerate((3, 2)):
+
+        def cost(t: int, c: int, row: int = row) -> float:
+            distance = math.dist(goals[row, t].tolist(), points[row, c].tolist())
+            return -10 * math.log(scores[row][c]) + 3 * (distance**2 if squared else distance)
+
+        real = [c for c in range(5) if mask[row, c]]
+        best = min(permutations(real, count), key=lambda picks: sum(cost(t, c) for t, c in enumerate(picks)))
+        assert assigned[row].tolist() == [*best, *[-1] * (3 - count)]
+        losses += cross_entropy(scores[row], list(best), mask[row].tolist())
+    found = method.loss(x, mask, assigned).item()
+    assert found == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+def test_of_several_hypotheses_the_best_learns_and_the_chosen_one_answers() -> None:
+    torch.manual_seed(0)
+    method = MultiHypothesis(4, 8, hypotheses=3, pos_weight=1.0).eval()
+    x, mask = torch.randn(4, 6, 4), torch.ones(4, 6, dtype=torch.bool)
+    mask[2, 4:] = False
+    target = torch.tensor([[0, 2], [1, -1], [3, 0], [5, 4]])
+    # Pair by pair, as the sum of what the candidate and the hypothesis give the hidden layer.
+    first, activation, *rest = method.scores
+    expected, winners, shown = 0.0, [], method.logits(x, mask)
+    with torch.no_grad():
+        for row in range(4):
+            summary = x[row, mask[row]].mean(0)
+            losses, choices, every = [], [], []
+            for query in method.queries:
+                fused = method.fuse(torch.cat([summary, query]))
+                logits = [torch.nn.Sequential(activation, *rest)(first(c) + method.shift(fused)).item() for c in x[row]]
+                odds = [1 / (1 + math.exp(-logit)) for logit in logits]
+                each = cross_entropy(odds, target[row].tolist(), mask[row].tolist())
+                losses.append(sum(each) / len(each))
+                choices.append(method.selector(fused).item())
+                every.append(logits)
+            winner, total = losses.index(min(losses)), sum(map(math.exp, choices))
+            winners.append(winner)
+            expected += (min(losses) - choices[winner] + math.log(total)) / 4
+            assert shown[row].tolist() == pytest.approx(every[choices.index(max(choices))], abs=1e-5)
+    assert len(set(winners)) > 1
+    assert method.loss(x, mask, target).item() == pytest.approx(expected, rel=1e-5)

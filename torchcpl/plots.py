@@ -233,17 +233,21 @@ def convergence(curves: Mapping[str, Curve], label: str, colours: Mapping[str, s
     high = best == "max"
     figure = _figure(WIDTH * 0.58, WIDTH * 0.38)
     axes = figure.subplots()
+    means = {name: values.mean(0) for name, (_, values) in curves.items()}
+    tops = {name: int(mean.argmax() if high else mean.argmin()) for name, mean in means.items()}
+    winner = (max if high else min)(curves, key=lambda name: float(means[name][tops[name]]), default=None)
     for name, (at, values) in curves.items():
-        mean, deviation = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+        mean, top = means[name], tops[name]
+        deviation = values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
         axes.fill_between(at, mean - deviation, mean + deviation, color=colours[name], alpha=0.18, linewidth=0)
         axes.plot(at, mean, color=colours[name], linewidth=1.4, label=name)
-        top = int(mean.argmax() if high else mean.argmin())
         axes.plot(
             at[top], mean[top], "*", color=colours[name], markersize=11, markeredgecolor="white",
             markeredgewidth=0.8, zorder=5, clip_on=False,
         )  # fmt: skip
+        above = high == (name == winner)  # the best value stands beyond its star, others between: they may be near
         axes.annotate(
-            f"{mean[top]:.3f}" if high else f"{mean[top]:.2f}", (at[top], mean[top]), (0, 7 if high else -13),
+            f"{mean[top]:.3f}" if high else f"{mean[top]:.2f}", (at[top], mean[top]), (0, 7 if above else -13),
             textcoords="offset points", ha="center", fontsize=7, color=_dark(colours[name]),
         )  # fmt: skip
     axes.set_xlabel("epoch")
@@ -397,7 +401,7 @@ class Decoding(NamedTuple):
     picture: Array  # (H, W, 3) uint8
     points: Array  # (T, 2) where the picks lie, in pixels
     probabilities: Array  # (T+1, R, C) of each cell to be picked next
-    added: Array  # (T+1, R, C) what the picks added to the cells' logits
+    added: Array  # (T+1, R, C) what the picks added to the cells' logits, NaN where that is not to be seen
 
 
 @_styled
@@ -433,6 +437,9 @@ def decoding_steps(decoding: Decoding, steps: Sequence[int]) -> Figure:
     return figure
 
 
+COLOURS = 64  # of an animation
+
+
 def animation(decoding: Decoding, seconds: float = 0.22, pause: float = 2.5) -> bytes:
     """The decoding as a GIF: a frame a pick, ``seconds`` each, the last one for ``pause``."""
     with extra():
@@ -441,7 +448,7 @@ def animation(decoding: Decoding, seconds: float = 0.22, pause: float = 2.5) -> 
         from PIL import Image
 
     with matplotlib.rc_context(STYLE):
-        figure = _figure(6.4, 3.25)
+        figure = _figure(6.4, 2.8)
         canvas = FigureCanvasAgg(figure)
         views = [
             _View(axes, decoding, kind)
@@ -457,14 +464,15 @@ def animation(decoding: Decoding, seconds: float = 0.22, pause: float = 2.5) -> 
             title.set_text(_picks(step))
             canvas.draw()
             figure.set_layout_engine("none")  # what is laid out once stays where it is
-            frames.append(Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3]))
+            frames.append(np.asarray(canvas.buffer_rgba())[..., :3].copy())
     # One palette for all frames and no dithering: pixels that do not change cost nothing.
-    colours = frames[len(frames) // 2].quantize(64, method=Image.Quantize.MEDIANCUT)
-    frames = [frame.quantize(palette=colours, dither=Image.Dither.NONE) for frame in frames]
+    strip = Image.fromarray(np.concatenate(frames)).quantize(COLOURS, dither=Image.Dither.NONE)
+    height, width = frames[0].shape[:2]
+    stills = [strip.crop((0, i * height, width, (i + 1) * height)) for i in range(len(frames))]
     durations = [round(1000 * seconds)] * (len(frames) - 1) + [round(1000 * pause)]
     buffer = io.BytesIO()
-    frames[0].save(
-        buffer, "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True, disposal=1
+    stills[0].save(
+        buffer, "GIF", save_all=True, append_images=stills[1:], duration=durations, loop=0, optimize=True, disposal=1
     )
     return buffer.getvalue()
 
@@ -475,26 +483,29 @@ class _View:
     def __init__(self, axes: Any, decoding: Decoding, kind: str) -> None:
         from matplotlib import colormaps
         from matplotlib.colors import LogNorm, Normalize
+        from matplotlib.patheffects import withStroke
 
         self.axes, self.points = axes, decoding.points
         self.values = getattr(decoding, kind)
         self.likely = kind == "probabilities"
-        limit = float(np.quantile(np.abs(decoding.added), 0.995)) or 1.0
+        # What was raised sets the scale: the logits of what lies behind may fall without end.
+        limit = max(float(np.nanmax(decoding.added)), 1.0)
         self.norm = LogNorm(1e-4, 1, clip=True) if self.likely else Normalize(-limit, limit, clip=True)
         self.colours = colormaps["YlOrRd" if self.likely else "RdBu_r"]
         H, W = decoding.picture.shape[:2]
         _picture(axes, decoding.picture)
         blank = np.zeros((*self.values.shape[1:], 4))
         self.cells = axes.imshow(blank, extent=(0, W, H, 0), interpolation="nearest", zorder=2)
-        (self.line,) = axes.plot([], [], "-o", color=INK, linewidth=0.8, markersize=1.7, zorder=3)
+        halo = [withStroke(linewidth=2.4, foreground="white")]  # to be seen on dark cells too
+        (self.line,) = axes.plot([], [], "-o", color=INK, linewidth=0.9, markersize=1.7, zorder=3, path_effects=halo)
         (self.next,) = axes.plot([], [], "o", color=INK, markerfacecolor="none", markersize=4.5, zorder=4)
 
     def show(self, step: int) -> None:
         """The state after ``step`` picks."""
-        level = np.asarray(self.norm(self.values[step]))
+        neutral = 0.0 if self.likely else 0.5
+        level = np.nan_to_num(np.asarray(self.norm(self.values[step])), nan=neutral)
         shade = self.colours(level)
-        # What says nothing leaves the picture visible.
-        shade[..., 3] = 0.9 * np.clip(2.5 * level if self.likely else 4 * np.abs(level - 0.5), 0, 1)
+        shade[..., 3] = 0.9 * np.clip(3 * np.abs(level - neutral), 0, 1)  # what says nothing leaves the picture visible
         self.cells.set_data(shade)
         self.line.set_data(*self.points[:step].T)
         self.next.set_data(*(self.points[step : step + 1].T if self.likely else ([], [])))
@@ -502,8 +513,12 @@ class _View:
     def scale(self, figure: Figure, beside: list[Any]) -> None:
         from matplotlib.cm import ScalarMappable
 
-        bar = figure.colorbar(ScalarMappable(self.norm, self.colours), ax=beside, fraction=0.03, pad=0.012, aspect=20)
-        bar.set_label("P(next pick)" if self.likely else "added to the logit by the picks")
+        shades = ScalarMappable(self.norm, self.colours)
+        bar = figure.colorbar(
+            shades, ax=beside, fraction=0.046, pad=0.015, aspect=18, extend="neither" if self.likely else "min"
+        )
+        bar.minorticks_off()
+        bar.set_label("P(next pick)" if self.likely else "added to the logit")
         bar.outline.set_linewidth(0.6)
 
 
@@ -556,6 +571,5 @@ def grouped_bars(
     axes.set_xlabel(xlabel)
     axes.set_ylabel(label)
     axes.grid(True, axis="y")
-    axes.margins(y=0.12)
-    axes.legend(loc="upper left", ncols=2)
+    figure.legend(loc="outside upper center", ncols=3)
     return figure

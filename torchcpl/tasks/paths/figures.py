@@ -24,7 +24,7 @@ from torchcpl.tasks.pages import (
     write_page,
 )
 from torchcpl.tasks.paths.results import BENCHMARK, NAMES
-from torchcpl.tasks.paths.sampling import CELL, GRID, PALETTE, Image
+from torchcpl.tasks.paths.sampling import BACKGROUND, CELL, GRID, PALETTE, Image
 from torchcpl.tasks.paths.scenes import Scenes
 from torchcpl.tasks.paths.task import PathsConfig, PathsModel
 from torchcpl.tasks.runs import Run
@@ -94,7 +94,7 @@ def valid_paths(paths: Any, lengths: Any) -> list[Any]:
 
 
 def decoding(model: PathsModel, image: Image) -> plots.Decoding:
-    """What a model that selects step by step picks from an image, and what it thought after every pick."""
+    """What a model that selects step by step picks from an image, and what it thought of the road after every pick."""
     batch = torch.from_numpy(image).unsqueeze(0).to(model.corners.device)
     with torch.inference_mode():
         encoded = model.encode(batch)
@@ -102,11 +102,12 @@ def decoding(model: PathsModel, image: Image) -> plots.Decoding:
         steps = steps_of(model.method, encoded, mask, model.max_len)
         points = array(model.points(encoded)[0, steps.picks])
     grids = [values[:, : GRID * GRID].reshape(-1, GRID, GRID) for values in (steps.probabilities, steps.added)]
-    return plots.Decoding(faint(image), points, *grids)
+    road = (image.reshape(GRID, CELL, GRID, CELL) != BACKGROUND).any((1, 3))
+    return plots.Decoding(faint(image), points, grids[0], np.where(road, grids[1], np.nan))
 
 
 def fork(points: Any, paths: Sequence[Any]) -> int:
-    """How many of the points come before the first that has left some valid path behind, by more than a cell."""
+    """How many of the points come before the first that lies off some valid path, by a cell and a half."""
     for i, point in enumerate(points):
         if any(np.hypot(*(path - point).T).min() > 1.5 * CELL for path in paths):
             return i
@@ -133,10 +134,10 @@ def strata_bars(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 def panels(runs: Sequence[Run[PathsConfig]], results: Table) -> list[Panel]:
     """Every figure that the runs and their table allow."""
-    restored = {method: BENCHMARK.restore(run) for method, run in first_runs(runs, NAMES).items()}
-    task = next(iter(restored.values()))[0]
+    models: dict[str, PathsModel] = {}
+    for method, run in first_runs(runs, NAMES).items():
+        task, models[method] = BENCHMARK.restore(run)  # a task holds all its scenes: one at a time
     reported = task.scenes.select(task.parts.val)
-    models = {method: model for method, (_, model) in restored.items()}
     shown = reported.select(example_scenes(reported))
     caption = (
         "The first reported scenes with two, three and more valid paths. Methods that select in order are drawn as a "
@@ -150,7 +151,7 @@ def panels(runs: Sequence[Run[PathsConfig]], results: Table) -> list[Panel]:
         Panel(
             "min-ade-by-paths",
             "By number of valid paths",
-            "Independent scores and matching get worse where the ways part: they take some of each.",
+            "Distance to the nearest valid path, by how many there are: the more, the harder it is not to mix them.",
             strata_bars(last_rule(results)),
         )
     )
