@@ -157,8 +157,8 @@ def plain_loop(config: ToyConfig, steps: int, ranks: int = 1) -> tuple[dict[str,
         schedule.step()
         decay = min(config.ema, (1 + step) / (10 + step))
         for name, tensor in model.state_dict().items():
-            learned = name in dict(model.named_parameters())
-            average[name] = decay * average[name] + (1 - decay) * tensor if learned else tensor.clone()
+            mixed = tensor.is_floating_point()
+            average[name] = decay * average[name] + (1 - decay) * tensor if mixed else tensor.clone()
     return model.state_dict(), average
 
 

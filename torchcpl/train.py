@@ -142,6 +142,12 @@ def fit(task: Task, run: str | Path, *, resume: bool = False, progress: bool = T
             raise
 
 
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Parameters and buffers."""
+    yield from model.parameters()
+    yield from model.buffers()
+
+
 class _Losses(nn.Module):
     """The module Fabric wraps. The batch comes in a closure, or Fabric would copy and cast what is in it."""
 
@@ -247,9 +253,13 @@ class _Loop:
     def _average(self, step: int) -> None:
         # A young average forgets faster, or for 1 / (1 - ema) steps it would be made of the initial weights.
         decay = min(self.config.ema, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self.average.parameters()), list(self.model.parameters()), 1 - decay)
-        for mine, theirs in zip(self.average.buffers(), self.model.buffers(), strict=True):
-            mine.copy_(theirs)
+        # The statistics of normalisation layers as well: those of the latest weights do not suit the average.
+        pairs = list(zip(_tensors(self.average), _tensors(self.model), strict=True))
+        mine, theirs = zip(*(pair for pair in pairs if pair[0].is_floating_point()), strict=True)
+        torch._foreach_lerp_(mine, theirs, 1 - decay)
+        for own, other in pairs:
+            if not own.is_floating_point():
+                own.copy_(other)
 
     def _reduce(self, tensor: Tensor, op: str) -> Tensor:
         """The sum, mean, min or max over the processes."""

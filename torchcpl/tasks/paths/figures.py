@@ -223,4 +223,4 @@ def report(paths: Sequence[str | Path], out: str | Path, results: Table | None =
 
 def demo(out: str | Path, say: Callable[[str], None]) -> tuple[Table, Path]:
     """Train all methods on made-up roads, compare them, write ``table.json`` and the report into ``out``."""
-    return demonstrate(BENCHMARK, Path(__file__).parent, [0], "procedural roads", out, say, report)
+    return demonstrate(BENCHMARK, Path(__file__).parent, [0], "procedural roads", out, say, report, ["held-out"])
