@@ -1,7 +1,7 @@
 """Speed of losses, decoders and whole predictions, against what one would write first.
 
     python -m bench.speed                    # results/speed-cpu.json, or on CUDA results/speed-h200.json and the like
-    python -m bench.speed --only decode loss
+    python -m bench.speed --only decode loss --out some.json
     python -m bench.performance              # the page made from the files
 
 Rows whose variant says ``captured`` are replays of a CUDA graph; the others are what a caller sees. ``mib`` is what
@@ -375,9 +375,12 @@ def default_out() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default=default_out(), help="where to write the rows (default: %(default)s)")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="some of the parts")
+    parser.add_argument("--out", help=f"where to write the rows (default: {default_out()})")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="some of the parts, with --out")
     options = parser.parse_args()
+    if options.out is None and set(options.only) != set(PARTS):
+        parser.error("--only: some of the parts are no whole, expected a file of their own with --out")
+    options.out = options.out or default_out()
     rows: list[Row] = []
     failed: dict[str, str] = {}
     for name in options.only:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,8 @@ def test_unreadable_json(tmp_path: Path) -> None:
 
 
 def test_run_info_names_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__spec__", None)
     monkeypatch.setattr(sys, "argv", ["/some/where/torchcpl", "train", "subsets", "--note", "two words"])
     info = run_info(seeds=[1, 2], device="cpu")
     assert info["command"] == "torchcpl train subsets --note 'two words'"
@@ -85,7 +88,9 @@ def test_run_info_names_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     assert info["device"].endswith(("thread", "threads"))
     assert json.loads(json.dumps(info)) == info
     monkeypatch.setattr(sys, "argv", ["/some/where/torchcpl/__main__.py", "demo"])
-    assert run_info()["command"] == "python -m torchcpl demo"
+    for module in ("torchcpl.__main__", "torchcpl"):
+        monkeypatch.setattr(main, "__spec__", ModuleSpec(module, None))
+        assert run_info()["command"] == "python -m torchcpl demo"
 
 
 def test_run_info_names_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

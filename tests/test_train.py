@@ -416,6 +416,9 @@ def test_the_run_folder_must_fit(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is a file"):
         fit(Toy(config), tmp_path / "other" / "thesis.txt", progress=False)
     assert (tmp_path / "other" / "thesis.txt").read_text() == "precious"
+    with pytest.raises(RuntimeError, match="negative dimension"):
+        fit(Toy(override(config, width=-1)), tmp_path / "new", progress=False)
+    assert not (tmp_path / "new").exists()  # or it would be in the way of the next attempt
 
 
 def test_what_a_task_must_give(tmp_path: Path) -> None:

@@ -298,8 +298,8 @@ def _config(commands: Commands, options: argparse.Namespace, begun: Path | None 
 
 def _refuse_settings(commands: Commands, options: argparse.Namespace) -> None:
     """Runs that are named bring their settings with them."""
-    names = ["recipe", "config", "methods", "train", "folder", *(f.name for f in fields(commands.BENCHMARK.config))]
-    given = [name for name in names if getattr(options, name, None)]
+    given = [name for name in ("recipe", "config", "methods", "train", "folder") if getattr(options, name, None)]
+    given += [f.name for f in fields(commands.BENCHMARK.config) if hasattr(options, f.name)]  # absent unless given
     if given:
         option = {"folder": "runs"}.get(given[0], given[0]).replace("_", "-")
         raise ValueError(f"--{option}: expected no settings beside RUN, whose own they are")

@@ -305,8 +305,8 @@ def device_name(device: torch.device | str | None = None) -> str:
 
 
 def _command() -> str:
-    program = Path(sys.argv[0])
-    name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of a module that was run by its name
+    name = f"python -m {spec.name.removesuffix('.__main__')}" if spec else Path(sys.argv[0]).name
     return f"{name} {shlex.join(sys.argv[1:])}".strip()
 
 

@@ -129,11 +129,12 @@ def fit(task: Task, run: str | Path, *, resume: bool = False, progress: bool = T
         if state and not state["finished"] and state["device"] != device.type:
             raise CheckpointError(f"{run} was trained on {state['device']}: it cannot be resumed on {device.type}")
         fabric.barrier()  # every process has looked before the first one writes
+        if not (state and state["finished"]):  # before anything is written: a model that cannot be built leaves nothing
+            loop = _Loop(fabric, task, run, state)
         if fabric.is_global_zero:
             prepare_run(run, config, state, device)
         if state and state["finished"]:
             return state
-        loop = _Loop(fabric, task, run, state)
         try:
             with _Journal(run, task, loop.done, fabric.is_global_zero, progress) as journal:
                 return loop.train(journal, interrupted)

@@ -77,6 +77,8 @@ def test_a_map_never_seen_trains_evaluates_and_compares(
     [
         (["train", "paths", "--source", "nowhere"], "source = 'nowhere'"),
         (["train", "paths", "--source", "nowhere.npz"], "nowhere.npz: cannot be read"),
+        (["table", "paths", "run", "--no-flip"], "--flip: expected no settings beside RUN"),
+        (["bench", "paths", "run", "--dropout", "0"], "--dropout: expected no settings beside RUN"),
         (["scenes", "--source", "nowhere.json"], "nowhere.json"),
         (["scenes", "--source", "broken.json"], "lane 'a': field 'kind'"),
         (["scenes", "--source", "foreign.npz", "--show"], "foreign.npz: cannot be read as scenes"),

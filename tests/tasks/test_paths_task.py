@@ -14,6 +14,7 @@ from torch import nn
 
 from torchcpl.tasks.paths.backbones import build_backbone, position_code
 from torchcpl.tasks.paths.procedural import procedural_map
+from torchcpl.tasks.paths.results import PUBLISHED, published
 from torchcpl.tasks.paths.scenes import Scenes, cells_of, generate, load_scenes, save_scenes
 from torchcpl.tasks.paths.task import COLUMNS, METHODS, PathBatch, PathsConfig, PathsModel, PathsTask, load_source
 from torchcpl.train import fit, load_checkpoint
@@ -266,6 +267,18 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(scenes: Scenes, tmp_path
     assert all(torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
 
 
+@pytest.mark.parametrize(("name", "split", "shown"), [
+    ("boston-seaport", "index", True), ("boston-seaport", "geography", False), ("log_map_archive_a", "index", False),
+    ("procedural-3", "index", False),
+])  # fmt: skip
+def test_published_rows_stand_beside_the_papers_maps_and_split_alone(
+    scenes: Scenes, tmp_path: Path, name: str, split: str, shown: bool
+) -> None:
+    save_scenes(dataclasses.replace(scenes, maps=(name,)), tmp_path / "scenes.npz")
+    found = published(PathsConfig(**SMALL, source=str(tmp_path / "scenes.npz"), split=split))
+    assert found == (PUBLISHED if shown else [])
+
+
 # What is refused.
 
 
@@ -276,6 +289,10 @@ def test_wrong_settings_are_named(scenes: Scenes, tmp_path: Path) -> None:
         load_source(PathsConfig(source=str(tmp_path / "missing.npz")))
     with pytest.raises(ValueError, match=r"a part is empty \(31 train, 0 dev, 0 val"):
         task(scenes.select(range(31)), val=0.01)
+    poses = np.zeros((32, 3))
+    poses[20:, 0] = 1000.0 * np.arange(1, 13)  # 20 scenes at one place: 13 reported on and 7 dropped leave 12, not 16
+    with pytest.raises(ValueError, match=r"a part is empty \(0 train, 12 dev, 13 val, 7 dropped"):
+        task(dataclasses.replace(scenes, poses=poses), split="geography", val=0.4, dev=0.5)
     with pytest.raises(ValueError, match="dim: expected a multiple of 4"):
         task(scenes, dim=18, heads=1).build()
     with pytest.raises(ValueError, match="expected none with backbone = 'patches'"):

@@ -39,7 +39,9 @@ class MultiHypothesis(Threshold):
         # The first layer of an MLP over candidate and hypothesis together, without building the pairs.
         first, *rest = self.scores
         hidden = first(features).unsqueeze(1) + self.shift(fused).unsqueeze(2)  # (B, K, N, hidden)
-        return nn.Sequential(*rest)(hidden).squeeze(-1), self.selector(fused).squeeze(-1)
+        for layer in rest:
+            hidden = layer(hidden)
+        return hidden.squeeze(-1), self.selector(fused).squeeze(-1)
 
     def loss(self, features: Tensor, mask: Tensor, target: Tensor) -> Tensor:
         logits, choice = self.hypotheses(features, mask)

@@ -41,13 +41,10 @@ class Threshold(Method):
         """The binary cross-entropy of ``logits`` (..., N), 0 where there is no candidate."""
         positives = (positive & mask).sum()
         negatives = mask.sum() - positives
-        weight = negatives / positives.clamp(min=1) if self.pos_weight is None else self.pos_weight
-        each = F.binary_cross_entropy_with_logits(
-            logits.float(),
-            positive.float(),
-            pos_weight=torch.as_tensor(weight, dtype=torch.float32, device=logits.device),
-            reduction="none",
-        )
+        # Filled there, not copied there: a copy would wait for the device.
+        fixed = None if self.pos_weight is None else torch.full((), float(self.pos_weight), device=logits.device)
+        weight = negatives / positives.clamp(min=1) if fixed is None else fixed
+        each = F.binary_cross_entropy_with_logits(logits.float(), positive.float(), pos_weight=weight, reduction="none")
         return each.masked_fill(~mask, 0)
 
     def select(self, features: Tensor, mask: Tensor, max_len: int, knob: float | None = None) -> Selection:

@@ -87,7 +87,7 @@ class Benchmark(Generic[C]):
     def restore(self, run: Run[C]) -> tuple[Any, Any]:
         """A run's task and its best model, on the device there is, ready to select."""
         task = self.make_task(here(run.config))
-        model = task.build()
+        model = task.build(pretrained=False)  # the file it started from may be gone
         load_weights(model, load_checkpoint(run.path).weights, str(run.path / "best"))
         return task, model.to(task.device).eval()
 
@@ -246,6 +246,8 @@ class Benchmark(Generic[C]):
         if not models:
             raise ValueError("expected runs, or methods to time untrained, got neither")
         rows: list[dict[str, Any]] = []
+        for batch in batches:  # refused before anything is timed
+            models[0][0].examples(batch, 1)
         for batch in batches:
             for task, model, knob in models:
                 inputs = task.examples(batch, examples if batch == 1 else 1)
@@ -256,7 +258,8 @@ class Benchmark(Generic[C]):
         device = models[0][0].device
         notes = (
             f"ms an example: mean ± std of {repeats}; {precision}, {device_name(device)}.",
-            "Picks: mean number, which is the number of decoding steps." + ("" if paths else " Untrained weights."),
+            "Picks: mean number; of CPL and the pointer, the decoding steps."
+            + ("" if paths else " Untrained weights."),
         )
         info = run_info(seeds=sorted({task.config.seed for task, _, _ in models}), device=device)
         return Table(f"Speed of a prediction, {self.subject}", SPEED, rows, (), notes, info | {"precision": precision})

@@ -174,8 +174,8 @@ def _decoding_panels(model: PathsModel, shown: Scenes) -> list[Panel]:
         "decoding",
         "Decoding, step by step",
         f"A scene with {shown.counts[i]} valid paths. Above: how likely each cell is to be picked next (circle: the "
-        "one that is). Below: what the picks so far have added to the logits that the encoder gave. What lies behind "
-        "and the ways not taken are suppressed (blue), the way ahead is raised (red).",
+        "one that is). Below: what the picks so far have added to the logits that the encoder gave: blue cells are "
+        "suppressed, red ones raised.",
         plots.decoding_steps(seen, steps),
         wide=True,
         dense=True,

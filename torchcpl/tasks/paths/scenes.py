@@ -177,7 +177,8 @@ def load_scenes(path: str | Path) -> Scenes:
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path}: cannot be read as scenes: {error}") from None
+        why = error if zipfile.is_zipfile(path) else "not a .npz file"
+        raise ValueError(f"{path}: cannot be read as scenes: {why}") from None
     packed, S = field["images"], len(field["images"])
     shapes = {"images": (S, SIZE, SIZE // 2), "paths": (S, MAX_PATHS, MAX_POINTS, 2), "lengths": (S, MAX_PATHS)}
     shapes |= {"map_index": (S,), "poses": (S, 3)}
@@ -188,10 +189,17 @@ def load_scenes(path: str | Path) -> Scenes:
     images[:, :, ::2], images[:, :, 1::2] = packed >> 4, packed & 15
     if not S or images.max() >= len(PALETTE) or not field["lengths"].any(axis=1).all():
         raise ValueError(f"{path}: expected at least one scene, colours of the palette, and a path in every scene")
+    lengths = field["lengths"].astype(np.int64)
+    real = np.arange(MAX_POINTS) < lengths[..., None]  # (S, 6, 64)
+    inside = ((field["paths"] >= 0) & (field["paths"] < SIZE)).all(-1)
+    if lengths.max() > MAX_POINTS or (np.diff(lengths > 0) & (lengths[:, 1:] > 0)).any() or not inside[real].all():
+        raise ValueError(
+            f"{path}: expected paths of at most {MAX_POINTS} points in the image, the first ones of a scene"
+        )
     return Scenes(
         images=images,
         paths=field["paths"],
-        lengths=field["lengths"].astype(np.int64),
+        lengths=lengths,
         map_index=field["map_index"].astype(np.int64),
         poses=field["poses"],
         maps=tuple(str(name) for name in field["maps"]),
@@ -234,7 +242,8 @@ def split_by_geography(scenes: Scenes, val: float = 0.2, dev: float = 0.0) -> Sp
     _check_share(val, "val")
     _check_share(val + dev, "val + dev")
     train, beyond, lost = _part(np.arange(len(scenes)), val, scenes)
-    train, aside, lost_too = _part(train, dev * len(scenes) / max(len(train), 1), scenes)
+    rest = min(dev * len(scenes) / max(len(train), 1), 1.0)  # so much may be dropped that dev is more than all of it
+    train, aside, lost_too = _part(train, rest, scenes)
     return Split(train, beyond, aside, np.sort(np.concatenate([lost, lost_too])))
 
 

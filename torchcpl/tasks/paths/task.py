@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcpl.config import TrainConfig, option
+from torchcpl.config import TrainConfig, option, override
 from torchcpl.head import KINDS, CPLHead, mlp
 from torchcpl.metrics import off_road, path_scores
 from torchcpl.potentials import Selection
@@ -243,8 +243,9 @@ class PathsTask:
     def steps_per_epoch(self) -> int:
         return -(-len(self.train) // self.config.batch_size)
 
-    def build(self) -> PathsModel:
-        return PathsModel(self.config)
+    def build(self, pretrained: bool = True) -> PathsModel:
+        """The model, its backbone ``pretrained`` where the configuration names weights."""
+        return PathsModel(self.config if pretrained else override(self.config, weights=""))
 
     def batch(self, step: int) -> PathBatch:
         """Scenes of an epoch in random order, the last batch filled up from its beginning."""

@@ -190,7 +190,7 @@ class SubsetsTask:
     def steps_per_epoch(self) -> int:
         return -(-self.config.bags // self.config.batch_size)
 
-    def build(self) -> SubsetsModel:
+    def build(self, pretrained: bool = True) -> SubsetsModel:
         return SubsetsModel(self.config, self.features.train)
 
     def batch(self, step: int) -> Bags:
