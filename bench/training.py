@@ -1,8 +1,9 @@
 """Where the time of a training run goes: steps, validations, checkpoints; and the operations of one step.
 
-    python -m bench.training --recipe paper --source features.npz --epochs 20 --no-deterministic --out training.json
+    python -m bench.training subsets --recipe paper --source features.npz --epochs 20 --no-deterministic
+    python -m bench.training paths --source scenes.npz --epochs 5 --compile --out training.json
 
-takes the options of ``torchcpl train subsets``.
+takes the options of ``torchcpl train``.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from torchcpl.config import add_arguments, from_args
 from torchcpl.results import run_info, write_json
+from torchcpl.tasks.paths import commands as paths
 from torchcpl.tasks.runs import read_recipe, recipes
-from torchcpl.tasks.subsets.commands import PACKAGE
-from torchcpl.tasks.subsets.results import make_task
-from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsTask
+from torchcpl.tasks.subsets import commands as subsets
 from torchcpl.train import _Loop, fit
 
 PARTS = {"_step": "steps", "_check": "checks", "_validate": "validations", "_save": "checkpoints"}
@@ -31,12 +31,17 @@ PROFILED = 10  # steps of which the operations are counted
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Where the time of a training run goes.")
-    parser.add_argument("--recipe", choices=tuple(recipes(PACKAGE)))
-    parser.add_argument("--out", type=Path)
-    add_arguments(parser, SubsetsConfig)
+    tasks = parser.add_subparsers(metavar="TASK", required=True)
+    for name, commands in {"subsets": subsets, "paths": paths}.items():
+        sub = tasks.add_parser(name, help=commands.SUMMARY)
+        sub.add_argument("--recipe", choices=tuple(recipes(commands.PACKAGE)))
+        sub.add_argument("--out", type=Path)
+        add_arguments(sub, commands.BENCHMARK.config)
+        sub.set_defaults(benchmark=commands.BENCHMARK, package=commands.PACKAGE)
     options = parser.parse_args()
-    base = read_recipe(SubsetsConfig, PACKAGE, options.recipe) if options.recipe else None
-    task = make_task(from_args(SubsetsConfig, options, base))
+    kind = options.benchmark.config
+    base = read_recipe(kind, options.package, options.recipe) if options.recipe else None
+    task = options.benchmark.make_task(from_args(kind, options, base))
     found = {**run_info(seeds=[task.config.seed], device=task.device), **spent(task), "step": operations(task)}
     for name, value in found["seconds"].items():
         print(f"{name:12} {value:9.2f} s")
@@ -47,7 +52,7 @@ def main() -> None:
         write_json(options.out, found)
 
 
-def spent(task: SubsetsTask) -> dict[str, Any]:
+def spent(task: Any) -> dict[str, Any]:
     """Seconds in the parts of a run. The host's, but what a step leaves to the device is waited for in a check."""
     seconds = dict.fromkeys(PARTS.values(), 0.0)
 
@@ -73,14 +78,17 @@ def spent(task: SubsetsTask) -> dict[str, Any]:
     return {"seconds": {**seconds, "rest": rest, "whole": state["seconds"]}, "peak_mib": state["peak_mib"]}
 
 
-def operations(task: SubsetsTask) -> dict[str, Any]:
+def operations(task: Any) -> dict[str, Any]:
     """What the device, or without one the host, does in a step: sampling, forward, backward."""
     model = task.build().to(task.device).train()
+    if task.config.compile:
+        model.compile()
     cuda = task.device.type == "cuda"
+    mixed = task.config.precision == "bf16-mixed" or (cuda and task.config.precision == "auto")
 
     def step(number: int) -> None:
         batch = task.batch(number)
-        with torch.autocast(task.device.type, torch.bfloat16, enabled=cuda):
+        with torch.autocast(task.device.type, torch.bfloat16, enabled=mixed):
             loss = model(batch)["loss"]
         loss.backward()
 
