@@ -223,7 +223,8 @@ def interaction(W: Array, labels: Array, names: Sequence[str]) -> Figure:
         spine.set_visible(True)
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, extend="both")
     bar.set_label("added to the logit of $j$:  $W_{ji}$")
-    bar.outline.set_linewidth(0.6)
+    outline: Any = bar.outline  # whose type some versions of matplotlib get wrong
+    outline.set_linewidth(0.6)
     return figure
 
 
@@ -519,7 +520,8 @@ class _View:
         )
         bar.minorticks_off()
         bar.set_label("P(next pick)" if self.likely else "added to the logit")
-        bar.outline.set_linewidth(0.6)
+        outline: Any = bar.outline
+        outline.set_linewidth(0.6)
 
 
 def _picture(axes: Any, picture: Array) -> None:

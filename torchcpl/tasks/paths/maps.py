@@ -231,4 +231,4 @@ def along(line: Array, at: Array) -> Array:
 
 def every(length: float, spacing: float) -> Array:
     """Arc lengths 0 … ``length`` in equal steps no longer than ``spacing``, both ends included."""
-    return np.linspace(0.0, length, max(int(np.ceil(length / spacing)), 1) + 1)
+    return np.linspace(0.0, length, max(int(np.ceil(length / spacing)), 1) + 1, dtype=np.float64)
