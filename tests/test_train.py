@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import itertools
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -530,6 +531,9 @@ def die_at_file_operation(number: int) -> None:
             return original(*arguments, **options)
 
         setattr(os, name, operation)
+        kept = getattr(pathlib, "_normal_accessor", None)  # Python 3.10's Path asks this, not os
+        if hasattr(kept, name) and name != "symlink":  # whose own it is, and asks os
+            setattr(kept, name, operation)
 
     for name in ("fsync", "replace", "symlink", "mkdir", "unlink", "rmdir"):
         watched(name)
