@@ -532,7 +532,7 @@ def die_at_file_operation(number: int) -> None:
 
         setattr(os, name, operation)
         kept = getattr(pathlib, "_normal_accessor", None)  # Python 3.10's Path asks this, not os
-        if hasattr(kept, name) and name != "symlink":  # whose own it is, and asks os
+        if hasattr(kept, name):
             setattr(kept, name, operation)
 
     for name in ("fsync", "replace", "symlink", "mkdir", "unlink", "rmdir"):
