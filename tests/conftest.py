@@ -9,6 +9,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+# One thread, here and in the processes that tests start: what is tested is small, and threads that wait for a busy core
+# take longer than the work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+
 # The same examples on every machine and every run; no verdict on how long one takes.
 settings.register_profile(
     "torchcpl",
