@@ -45,6 +45,18 @@ TINY = [
 ]
 
 
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What is said of a command that must fail: with status 2, and without a traceback."""
+    try:
+        status = main(arguments)
+    except SystemExit as stop:  # argparse's own
+        status = int(stop.code or 0)
+    assert status == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    return err
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two seeds of two methods, one of them held out."""
@@ -129,14 +141,7 @@ def test_errors_are_one_line_and_name_the_culprit(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    try:
-        status = main(arguments)
-    except SystemExit as stop:  # argparse's own
-        status = int(stop.code or 0)
-    assert status == 2
-    err = capsys.readouterr().err
-    assert said in err
-    assert "Traceback" not in err
+    assert said in refused(arguments, capsys)
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from test_cli import refused
 
 from torchcpl.cli import main
 from torchcpl.tasks.paths.maps import save_map
@@ -97,14 +98,7 @@ def test_errors_are_one_line_and_name_the_culprit(
     (tmp_path / "foreign.npz").write_bytes(b"PK\x03\x04 cut")
     lane = {"kind": "tram", "centerline": [[0, 0], [1, 0]], "polygon": None, "successors": []}
     (tmp_path / "broken.json").write_text(json.dumps({"format": "lane-graph/1", "lanes": {"a": lane}}))
-    try:
-        status = main(arguments)
-    except SystemExit as stop:  # argparse's own
-        status = int(stop.code or 0)
-    assert status == 2
-    err = capsys.readouterr().err
-    assert said in err
-    assert "Traceback" not in err
+    assert said in refused(arguments, capsys)
     assert not (tmp_path / "runs").exists()
 
 

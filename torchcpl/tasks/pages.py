@@ -15,12 +15,22 @@ from torch import Tensor
 from torchcpl.config import to_toml
 from torchcpl.constraints import Rules
 from torchcpl.functional import prefix_logits
-from torchcpl.plots import Curve
+from torchcpl.plots import PALETTE, Curve
 from torchcpl.report import Panel, save_panels, write_report
 from torchcpl.selectors import CPL, Method
 from torchcpl.tables import Column, Row, Table
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.runs import Run, complete, plan, read_recipe
+
+# A method has one colour in the figures of all tasks.
+COLOURS = {
+    "cpl": PALETTE[2],
+    "pointer": PALETTE[0],
+    "hungarian": PALETTE[1],
+    "bce": PALETTE[4],
+    "grid": PALETTE[4],
+    "multi_hypothesis": PALETTE[5],
+}
 
 
 class Steps(NamedTuple):

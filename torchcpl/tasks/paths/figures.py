@@ -14,6 +14,7 @@ from torchcpl.metrics import path_scores
 from torchcpl.report import Panel
 from torchcpl.results import write_atomic
 from torchcpl.tables import Table
+from torchcpl.tasks import pages
 from torchcpl.tasks.pages import (
     against_pointer,
     array,
@@ -29,13 +30,7 @@ from torchcpl.tasks.paths.scenes import Scenes
 from torchcpl.tasks.paths.task import PathsConfig, PathsModel
 from torchcpl.tasks.runs import Run
 
-COLOURS = {
-    NAMES["cpl"]: plots.PALETTE[2],
-    NAMES["pointer"]: plots.PALETTE[0],
-    NAMES["hungarian"]: plots.PALETTE[1],
-    NAMES["grid"]: plots.PALETTE[4],
-    NAMES["multi_hypothesis"]: plots.PALETTE[5],
-}
+COLOURS = {name: pages.COLOURS[method] for method, name in NAMES.items()}
 VALID = (plots.PALETTE[0], plots.PALETTE[6], plots.PALETTE[4], "#2a7f4f", plots.PALETTE[5], plots.PALETTE[8])
 ORDERED = ("pointer", "cpl")
 MIX = (2, 2, 3, 3, 4)  # valid paths of the scenes that are shown, the last at least as many

@@ -15,6 +15,7 @@ from torchcpl.report import Panel
 from torchcpl.results import extra
 from torchcpl.selectors import CPL
 from torchcpl.tables import Table
+from torchcpl.tasks import pages
 from torchcpl.tasks.pages import (
     against_pointer,
     array,
@@ -29,13 +30,7 @@ from torchcpl.tasks.subsets.data import Bags, BagSampler, fixed_bags
 from torchcpl.tasks.subsets.results import BENCHMARK, NAMES, REFERENCE
 from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel, SubsetsTask
 
-COLOURS = {
-    NAMES["cpl"]: plots.PALETTE[2],
-    NAMES["pointer"]: plots.PALETTE[0],
-    NAMES["hungarian"]: plots.PALETTE[1],
-    NAMES["bce"]: plots.PALETTE[4],
-    REFERENCE: plots.PALETTE[8],
-}
+COLOURS = {name: pages.COLOURS[method] for method, name in NAMES.items()} | {REFERENCE: plots.PALETTE[8]}
 SWEEP_BAGS = 200  # bags behind the precision–recall curves
 CLUSTERS = 5  # of the bag that is shown, as far as there is one
 DEMO_SEEDS = (0, 1, 2)
