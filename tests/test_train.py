@@ -71,6 +71,7 @@ class ToyModel(nn.Module):
 class Toy:
     metric = "error"
     higher_is_better = False
+    capturable = True
     steps_per_epoch = 4
 
     def __init__(self, config: ToyConfig, at: dict[int, Callable[[], Any]] | None = None) -> None:
@@ -182,6 +183,25 @@ def test_equals_a_plain_loop(tmp_path: Path, changes: dict[str, Any]) -> None:
     model.load_state_dict(found)
     with torch.no_grad():
         assert Toy(config).validate(model.eval())["error"] == state["metrics"]["error"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("changes", [{}, {"clip": 0.05, "ema": 0.9, "schedule": "cosine"}])
+def test_captured_steps_are_the_same_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    replayed: list[Any] = []
+    replay = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replayed.append(graph), replay(graph)))
+    config = override(ToyConfig(device="cuda"), **changes)
+    odd = {7: lambda: "odd"}  # a batch that is not like the one that was captured
+    fit(Toy(config, odd), tmp_path / "captured", progress=False)
+    assert len(replayed) == 12 - train._WARM_UPS - len(odd)
+    fit(Toy(override(config, capture=False), odd), tmp_path / "eager", progress=False)
+    assert len(replayed) == 12 - train._WARM_UPS - len(odd)
+    for which in ("best", "last"):
+        mine, theirs = (weights_of(tmp_path / name, which) for name in ("captured", "eager"))
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine), which
 
 
 def test_learning_rate() -> None:

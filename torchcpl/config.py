@@ -53,6 +53,7 @@ class TrainConfig:
     ema: float = option(0.0, "decay of the weight average that is validated and saved (0 = off)", low=0.0, high=0.99999)
     precision: str = option("auto", "arithmetic; auto = bf16-mixed on CUDA", choices=("auto", "32-true", "bf16-mixed"))
     compile: bool = option(False, "compile the model's forward pass")
+    capture: bool = option(True, "replay the steps as one CUDA graph, where the method can be captured")
     deterministic: bool = option(True, "repeatable arithmetic on CUDA as well, where torch has it")
     validate_every: int = option(1, "epochs between validations", low=1)
     checkpoint_seconds: float = option(

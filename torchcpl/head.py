@@ -39,7 +39,8 @@ class ContextNetwork(nn.Module):
 class CPLHead(nn.Module):
     """Unary scores, interaction and a learned stop from candidate features (B, N, dim).
 
-    Three MLPs of width ``hidden`` give θ, keys and values; the stop is a learned token scored by the same unary MLP.
+    Three MLPs of width ``hidden`` give θ, keys and values, their first layers as one; the stop is a learned token that
+    is scored like a candidate.
 
     Args:
         dim: width of the features.
@@ -68,30 +69,34 @@ class CPLHead(nn.Module):
         check_choice("activation", activation, tuple(ACTIVATIONS))
         self.dim = dim
         self.kind = kind
-        self.unary = mlp(dim, hidden, 1, activation, dropout)
-        self.keys = mlp(dim, hidden, hidden, activation, dropout)
-        self.values = mlp(dim, hidden, hidden, activation, dropout)
-        self.stop_token = nn.Parameter(torch.randn(dim) * dim**-0.5)
         self.live_stop = live_stop
+        self.outputs = ("unary", "keys", "values", *(("cover_keys", "cover_values") if kind == "coverage" else ()))
+        self.hidden = nn.Sequential(
+            nn.Linear(dim, len(self.outputs) * hidden), ACTIVATIONS[activation](), nn.Dropout(dropout)
+        )
+        for name in self.outputs:
+            self.add_module(name, nn.Linear(hidden, 1 if name == "unary" else hidden))
+        self.stop_token = nn.Parameter(torch.randn(dim) * dim**-0.5)
         self.context = ContextNetwork(hidden, activation, dropout) if kind == "contextual" else None
         if kind == "coverage":
-            self.cover_keys = mlp(dim, hidden, hidden, activation, dropout)
-            self.cover_values = mlp(dim, hidden, hidden, activation, dropout)
             self.cover_offset = nn.Parameter(torch.tensor(-2.0))  # nothing is covered much at first
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Potentials:
         """``features`` (B, N, dim), ``mask`` (B, N) True = real, to potentials."""
         check_tensor("features", features, ("B", "N", self.dim), "float")
-        batch = features.shape[0]
-        token = self.stop_token.to(features.dtype)
-        unary = self.unary(features).squeeze(-1)  # (B, N)
-        stop = self.unary(token).expand(batch)  # (B,)
-        keys, values = self.keys(features), self.values(features)  # (B, N, h)
-        stop_key = self.keys(token).expand(batch, -1) if self.live_stop else None
+        batch, n, _ = features.shape
+        token = self.stop_token.to(features.dtype).expand(batch, 1, -1)
+        rows = torch.cat([features, token], 1).flatten(0, 1)  # (B·(N+1), dim): flat, so that chunks are not copied
+        parts = zip(self.outputs, self.hidden(rows).chunk(len(self.outputs), -1), strict=True)
+        scores = {name: self.get_submodule(name)(part).view(batch, n + 1, -1) for name, part in parts}
+        unary, stop = scores["unary"][:, :n, 0], scores["unary"][:, n, 0]  # (B, N), (B,)
+        stop_key = scores["keys"][:, n] if self.live_stop else None
+        keys, values, *cover = (scores[name][:, :n] for name in self.outputs[1:])  # (B, N, h) each
         interaction: Interaction
         if self.kind == "coverage":
-            cover = self.cover_keys(features), self.cover_values(features)
-            interaction = Coverage(keys, values, *cover, self.cover_offset.to(keys.dtype).expand(batch), stop_key)
+            interaction = Coverage(
+                keys, values, cover[0], cover[1], self.cover_offset.to(keys.dtype).expand(batch), stop_key
+            )
         elif self.context is not None:
             interaction = Contextual(keys, values, self.context, stop_key)
         else:

@@ -55,7 +55,7 @@ class Compiled:
         self.copy = copy
         self.dtype = dtype
         self.model = _halved(model) if dtype == torch.bfloat16 else model
-        self.leaves = dict(_leaves(example))
+        self.leaves = dict(leaves(example))
         devices = {leaf.device for leaf in self._tensors()}
         if len(devices) != 1:
             raise ValueError(
@@ -67,7 +67,7 @@ class Compiled:
             self._capture(example)
 
     def __call__(self, given: Any) -> Any:
-        found = dict(_leaves(given))
+        found = dict(leaves(given))
         self._check(found)
         if self.graph is None:
             return self._run(given)
@@ -76,7 +76,7 @@ class Compiled:
                 if isinstance(leaf, Tensor):
                     leaf.copy_(found[place])
         self.graph.replay()
-        return _each(self.result, torch.clone) if self.copy else self.result
+        return each_tensor(self.result, torch.clone) if self.copy else self.result
 
     def _tensors(self) -> list[Tensor]:
         return [leaf for leaf in self.leaves.values() if isinstance(leaf, Tensor)]
@@ -90,8 +90,8 @@ class Compiled:
             return self.model(given)
 
     def _capture(self, example: Any) -> None:
-        inputs = _each(example, lambda tensor: tensor.detach().clone())
-        self.leaves = dict(_leaves(inputs))  # the memory that the graph reads
+        inputs = each_tensor(example, lambda tensor: tensor.detach().clone())
+        self.leaves = dict(leaves(inputs))  # the memory that the graph reads
         with torch.cuda.device(self.device):
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
@@ -137,35 +137,35 @@ def _halved(model: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return twin if module is model else getattr(twin, model.__name__)
 
 
-def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """``value`` with all its tensors changed; what is no container stays as it is."""
     if isinstance(value, Tensor):
         return change(value)
     if is_dataclass(value) and not isinstance(value, type):
         new = shallow(value)
         for field in fields(value):
-            object.__setattr__(new, field.name, _each(getattr(value, field.name), change))
+            object.__setattr__(new, field.name, each_tensor(getattr(value, field.name), change))
         return new
     if isinstance(value, tuple):
-        parts = [_each(part, change) for part in value]
+        parts = [each_tensor(part, change) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if isinstance(value, list):
-        return [_each(part, change) for part in value]
+        return [each_tensor(part, change) for part in value]
     if isinstance(value, dict):
-        return {key: _each(part, change) for key, part in value.items()}
+        return {key: each_tensor(part, change) for key, part in value.items()}
     return value
 
 
-def _leaves(value: Any, place: str = "input") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, place: str = "input") -> Iterator[tuple[str, Any]]:
     """Where every tensor and constant lies, and what it is: ``input.features``, ``input[0]``."""
     if is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            yield from _leaves(getattr(value, field.name), f"{place}.{field.name}")
+            yield from leaves(getattr(value, field.name), f"{place}.{field.name}")
     elif isinstance(value, tuple | list):
         for i, part in enumerate(value):
-            yield from _leaves(part, f"{place}[{i}]")
+            yield from leaves(part, f"{place}[{i}]")
     elif isinstance(value, dict):
         for key, part in value.items():
-            yield from _leaves(part, f"{place}[{key!r}]")
+            yield from leaves(part, f"{place}[{key!r}]")
     else:
         yield place, value

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcpl.config import TrainConfig
+from torchcpl.inference import each_tensor, leaves
 from torchcpl.results import (
     Checkpoint,
     CheckpointError,
@@ -53,6 +54,7 @@ __all__ = [
 
 _NEVER = torch.iinfo(torch.int64).max
 _GLANCE = 20  # steps between looks at the loss on CUDA, as each look waits for the device
+_WARM_UPS = 3  # steps before one is captured: kernels are compiled and libraries make their workspaces
 
 
 class NonFiniteLoss(RuntimeError):
@@ -74,6 +76,10 @@ class Task(Protocol):
 
     @property
     def steps_per_epoch(self) -> int: ...
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a training step never asks the device for a value, so that a CUDA graph can hold it."""
 
     def build(self) -> nn.Module:
         """The model: ``model(batch)`` is a dict of scalar losses, of which ``"loss"`` is minimised."""
@@ -173,13 +179,18 @@ class _Loop:
         if config.compile:
             self.model.compile()
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        cuda = fabric.device.type == "cuda"
+        self.rate = torch.zeros((), device=fabric.device) if cuda else None  # where a captured step reads it
         self.optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer](
             self.parameters.values(),
             lr=config.lr,
             weight_decay=config.weight_decay,
-            fused=True if fabric.device.type == "cuda" else None,
+            fused=True if cuda else None,
+            capturable=cuda,
         )
         self.module, self.stepper = fabric.setup(_Losses(self.model), self.optimizer)
+        self.update: Callable[[Any], Tensor] = self._update
+        self.capture = config.capture and cuda and fabric.world_size == 1 and task.capturable
         self.zero = torch.zeros((), device=fabric.device)
         self.terms: list[str] = []  # the names of the losses, known after the first step
         self.totals = self.zero
@@ -219,29 +230,36 @@ class _Loop:
 
     def _step(self, step: int) -> None:
         """One update; nothing in it waits for the device."""
+        rate = learning_rate(self.config, step, self.steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, step, self.steps)
+            group["lr"] = rate if self.rate is None else self.rate.fill_(rate)
         batch = self.task.batch(step * self.fabric.world_size + self.fabric.global_rank)
+        if self.capture and step == self.start + _WARM_UPS:
+            self.update = _Captured(self._update, batch)
         try:
-            losses: dict[str, Tensor] = self.module(lambda: batch)
+            seen = self.update(batch)  # (K + P,)
         except ValueError as error:  # a NaN that the model itself came upon
             raise ValueError(f"{self._when(step)}: {error}") from error
+        if self.config.ema:
+            self._average(step)
+        self.totals += seen[: len(self.terms)]
+        self.count += 1
+        self.seen.append(seen)
+
+    def _update(self, batch: Any) -> Tensor:
+        """Forward, backward and the optimiser's step; the losses and the gradients' norms (K + P,)."""
+        losses: dict[str, Tensor] = self.module(lambda: batch)
         if not self.terms:
             self._watch(list(losses))
         self.fabric.backward(losses["loss"])
         grads = [self.zero if p.grad is None else p.grad for p in self.parameters.values()]
         values = [losses[term].detach().float() for term in self.terms]
-        seen = torch.stack([*values, *torch._foreach_norm(grads)])  # (K + P,)
+        norms = torch._foreach_norm(grads)
         if self.config.clip:
-            norm = seen[len(values) :].norm()
-            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.config.clip, norm)
+            torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.config.clip, torch.stack(norms).norm())
         self.stepper.step()
         self.stepper.zero_grad()
-        if self.config.ema:
-            self._average(step)
-        self.totals += seen[: len(values)]
-        self.count += 1
-        self.seen.append(seen)
+        return torch.stack([*values, *norms])
 
     def _watch(self, terms: list[str]) -> None:
         if "loss" not in terms:
@@ -385,6 +403,32 @@ class _Loop:
         torch.set_rng_state(random[:cpu].clone())  # torch reads a view from where its storage begins
         if self.fabric.device.type == "cuda":
             torch.cuda.set_rng_state(random[cpu:].clone(), self.fabric.device)
+
+
+class _Captured:
+    """``work`` on batches like the first as one CUDA graph: one launch in place of hundreds, each dear to the host."""
+
+    def __init__(self, work: Callable[[Any], Tensor], batch: Any) -> None:
+        self.work = work
+        self.batch = each_tensor(batch, torch.clone)  # the memory that the graph reads
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.result = work(self.batch)
+
+    def __call__(self, batch: Any) -> Tensor:
+        mine, given = dict(leaves(self.batch)), dict(leaves(batch))
+        if _kinds(mine) != _kinds(given):
+            return self.work(batch)
+        for place, leaf in mine.items():
+            if isinstance(leaf, Tensor):
+                leaf.copy_(given[place])
+        self.graph.replay()
+        return self.result.clone()
+
+
+def _kinds(parts: dict[str, Any]) -> dict[str, Any]:
+    """What a captured graph takes for granted of the parts of its input."""
+    return {name: (part.shape, part.dtype) if isinstance(part, Tensor) else part for name, part in parts.items()}
 
 
 class _Journal:

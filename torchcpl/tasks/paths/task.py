@@ -243,6 +243,10 @@ class PathsTask:
     def steps_per_epoch(self) -> int:
         return -(-len(self.train) // self.config.batch_size)
 
+    @property
+    def capturable(self) -> bool:
+        return self.config.method != "hungarian"  # whose assignment is found on the host
+
     def build(self, pretrained: bool = True) -> PathsModel:
         """The model, its backbone ``pretrained`` where the configuration names weights."""
         return PathsModel(self.config if pretrained else override(self.config, weights=""))

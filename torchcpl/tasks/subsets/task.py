@@ -190,6 +190,10 @@ class SubsetsTask:
     def steps_per_epoch(self) -> int:
         return -(-self.config.bags // self.config.batch_size)
 
+    @property
+    def capturable(self) -> bool:
+        return self.config.method != "hungarian"  # whose assignment is found on the host
+
     def build(self, pretrained: bool = True) -> SubsetsModel:
         return SubsetsModel(self.config, self.features.train)
 
