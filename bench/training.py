@@ -45,8 +45,9 @@ def main() -> None:
     found = {**run_info(seeds=[task.config.seed], device=task.device), **spent(task), "step": operations(task)}
     for name, value in found["seconds"].items():
         print(f"{name:12} {value:9.2f} s")
-    print(f"peak {found['peak_mib']} MiB; a step: {found['step']['launches']:.0f} launches")
-    for row in found["step"]["longest"]:
+    step = found["step"]
+    print(f"peak {found['peak_mib']} MiB; a step: {step['launches']:.0f} launches, {step['us'] / 1e3:.2f} ms of work")
+    for row in step["longest"]:
         print(f"  {row['name'][:70]:70} {row['count']:6.1f} × {row['us'] / max(row['count'], 1):9.1f} µs")
     if options.out:
         write_json(options.out, found)
