@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchcpl.checks import check_choice, check_count
 from torchcpl.constraints import History, Rules
-from torchcpl.functional import blame_nan, check_sequences, joined, step_logits
+from torchcpl.functional import blame_nan, check_sequences, step_logits
 from torchcpl.kernels import dispatch
 from torchcpl.potentials import Potentials, picked_mask
 
@@ -23,8 +23,7 @@ def ordered_nll(pot: Potentials, order: Tensor, *, per_step: bool = False, reduc
     """
     check_choice("reduction", reduction, ("mean", "sum", "none"))
     check_sequences("order", order, pot, picks_real=True)
-    orders = order.unsqueeze(1)
-    loss = -joined(*dispatch.prefix_log_probs(pot, orders, Rules(pot)), orders).squeeze(1)
+    loss = dispatch.sequence_nll(pot, order.unsqueeze(1), Rules(pot)).squeeze(1)
     if per_step:
         loss = loss / ((order >= 0).sum(-1) + 1)
     return _reduce(loss, reduction, pot)

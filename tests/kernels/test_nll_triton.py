@@ -289,8 +289,8 @@ def test_the_losses_use_the_kernels(name: str, device: torch.device, monkeypatch
     target = sequences(mask, 1, 4)[:, 0]
     leaves = draw(3, 20, 6, torch.float32, device)
     calls = []
-    run = nll_triton.prefix_log_probs
-    monkeypatch.setattr(nll_triton, "prefix_log_probs", lambda *given: calls.append(1) or run(*given))
+    run = nll_triton.scores
+    monkeypatch.setattr(nll_triton, "scores", lambda *given: calls.append(1) or run(*given))
 
     def loss(mode: str) -> tuple[Tensor, ...]:
         own = [leaf.detach().requires_grad_() for leaf in leaves]

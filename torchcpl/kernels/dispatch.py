@@ -97,6 +97,15 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
     return nll_triton.prefix_log_probs(pot, order, rules, remaining)
 
 
+def sequence_nll(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
+    """−log P (B, P) of the sequences ``order`` (B, P, T), by whichever twin applies."""
+    if not _runs("loss", pot, lambda: loss_obstacle(pot, order, rules)):
+        return -functional.sequence_log_probs(pot, order, rules)
+    from torchcpl.kernels import nll_triton
+
+    return nll_triton.sequence_nll(pot, order, rules)
+
+
 def _runs(kernel: str, pot: Potentials, obstacle: Callable[[], str | None]) -> bool:
     """Whether the Triton kernel is to run."""
     if _mode == "plain" or (_mode == "auto" and not pot.unary.is_cuda):
@@ -130,7 +139,7 @@ def decode_obstacle(pot: Potentials, rules: Rules) -> str | None:
         batch, n, _ = interaction.keys.shape
         if n > LARGEST_BLOCK or 2 * batch * n * n * interaction.keys.element_size() > BUILD_LIMIT:
             return f"a Coverage interaction between {n} candidates in {batch} rows"  # whose matrices would be too large
-    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    if torch.compiler.is_compiling():  # or exporting
         return "torch.compile or torch.export"
     if not rules.plain:
         return "constraints other than Forbid"
@@ -144,8 +153,6 @@ def loss_obstacle(pot: Potentials, order: Tensor, rules: Rules) -> str | None:
     interaction = pot.interaction
     if not isinstance(interaction, LowRank):
         return f"a {type(interaction).__name__} interaction"
-    if torch.compiler.is_exporting():
-        return "torch.export"
     if not rules.plain or rules.min_len > 0 or rules.max_len < pot.num_candidates:
         return "length limits or constraints other than Forbid"
     if pot.unary.numel() == 0 or order.shape[1] == 0:
