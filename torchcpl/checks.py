@@ -32,9 +32,8 @@ def capturing() -> bool:
 
 def validating(tensor: Tensor) -> bool:
     """Whether to check the values of ``tensor``."""
-    if torch.compiler.is_compiling() or torch.compiler.is_exporting() or capturing():
-        return False
-    return tensor.device.type == "cpu" if _validation is None else _validation
+    on = tensor.device.type == "cpu" if _validation is None else _validation
+    return on and not torch.compiler.is_compiling() and not capturing()
 
 
 def describe(value: Any) -> str:

@@ -23,7 +23,7 @@ def ordered_nll(pot: Potentials, order: Tensor, *, per_step: bool = False, reduc
     """
     check_choice("reduction", reduction, ("mean", "sum", "none"))
     check_sequences("order", order, pot, picks_real=True)
-    loss = dispatch.sequence_nll(pot, order.unsqueeze(1), Rules(pot)).squeeze(1)
+    loss = dispatch.sequence_nll(pot, order, Rules(pot))
     if per_step:
         loss = loss / ((order >= 0).sum(-1) + 1)
     return _reduce(loss, reduction, pot)

@@ -18,12 +18,19 @@ PART = 32  # hidden dimensions of a program
 BLOCK = 1024  # ranks written at a time
 
 
-def prefixes(values: Tensor, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """values (B, N, h), order (B, P, T) → contexts (B, P·(T+1), h) in ``dtype`` and ranks (B, P, N), int32."""
+def prefixes_like(values: Tensor, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Room for the two of ``prefixes``."""
     batch, candidates, hidden = values.shape
-    _, count, steps = order.shape
-    query = torch.empty(batch, count * (steps + 1), hidden, dtype=dtype, device=values.device)
-    rank = torch.empty(batch, count, candidates, dtype=torch.int32, device=values.device)
+    count, steps = (1, *order.shape[1:])[-2:]
+    query = values.new_empty(batch, count * (steps + 1), hidden, dtype=dtype)
+    return query, values.new_empty(batch, count, candidates, dtype=torch.int32)
+
+
+def prefixes(values: Tensor, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """values (B, N, h), order (B, [P,] T) → contexts (B, P·(T+1), h) in ``dtype`` and ranks (B, P, N), int32."""
+    batch, candidates, hidden = values.shape
+    count, steps = (1, *order.shape[1:])[-2:]
+    query, rank = prefixes_like(values, order, dtype)
     grid = (batch * count, -(-hidden // PART))
     sizes = (candidates, count, steps, hidden, hidden**-0.5)
     _sum[grid](values, *values.stride(), order, query, rank, *sizes, STEPS=STEPS, PART=PART, BLOCK=BLOCK)
@@ -33,8 +40,8 @@ def prefixes(values: Tensor, order: Tensor, dtype: torch.dtype) -> tuple[Tensor,
 def prefixes_backward(grad: Tensor, order: Tensor, candidates: int, dtype: torch.dtype) -> Tensor:
     """The gradient (B, N, h) of the values from that of the contexts."""
     batch, _, hidden = grad.shape
-    _, count, steps = order.shape
-    result = torch.zeros(batch, candidates, hidden, dtype=dtype, device=grad.device)
+    count, steps = (1, *order.shape[1:])[-2:]
+    result = grad.new_zeros(batch, candidates, hidden, dtype=dtype)
     sizes = (candidates, count, steps, hidden, hidden**-0.5)
     if steps:
         _sum_backward[(batch, -(-hidden // PART))](grad, order, result, *sizes, STEPS=STEPS, PART=PART)

@@ -98,9 +98,9 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
 
 
 def sequence_nll(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
-    """−log P (B, P) of the sequences ``order`` (B, P, T), by whichever twin applies."""
+    """−log P (B,) of the sequences ``order`` (B, T), by whichever twin applies."""
     if not _runs("loss", pot, lambda: loss_obstacle(pot, order, rules)):
-        return -functional.sequence_log_probs(pot, order, rules)
+        return -functional.sequence_log_probs(pot, order.unsqueeze(1), rules).squeeze(1)
     from torchcpl.kernels import nll_triton
 
     return nll_triton.sequence_nll(pot, order, rules)
@@ -155,7 +155,7 @@ def loss_obstacle(pot: Potentials, order: Tensor, rules: Rules) -> str | None:
         return f"a {type(interaction).__name__} interaction"
     if not rules.plain or rules.min_len > 0 or rules.max_len < pot.num_candidates:
         return "length limits or constraints other than Forbid"
-    if pot.unary.numel() == 0 or order.shape[1] == 0:
+    if pot.unary.numel() == 0 or 0 in order.shape[:-1]:
         return f"potentials of shape {tuple(pot.unary.shape)} and sequences of shape {tuple(order.shape)}"
     if not 0 < interaction.keys.shape[2] <= WIDEST:
         return f"a hidden size of {interaction.keys.shape[2]}"

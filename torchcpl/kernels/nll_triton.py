@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from torchcpl.constraints import Rules
 from torchcpl.interactions import LowRank
-from torchcpl.kernels.contexts_triton import prefixes, prefixes_backward
+from torchcpl.kernels.contexts_triton import prefixes, prefixes_backward, prefixes_like
 from torchcpl.kernels.scores_backward_triton import backward_contexts, backward_keys
 from torchcpl.kernels.scores_triton import combine, forward
 from torchcpl.potentials import Potentials
@@ -34,7 +34,7 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
 
 
 def sequence_nll(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
-    """−log P (B, P) of the sequences ``order`` (B, P, T)."""
+    """−log P (B,) of the sequences ``order`` (B, T)."""
     loss: Tensor = Scores.apply(*_given(pot, order, rules), 1, True)
     return loss
 
@@ -111,21 +111,21 @@ def _scores(
     unary: Tensor, stop: Tensor, keys: Tensor, values: Tensor, stop_key: Tensor | None, real: Tensor, order: Tensor,
     ahead: int, joined: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """``found`` (5, B, P, T+1), for the backward pass too; and contexts and ranks, for it alone."""
-    batch, count, steps = order.shape
+    """``found`` (5, B, [P,] T+1), for the backward pass too; and contexts and ranks, for it alone."""
     query, rank = prefixes(values, order, keys.dtype)
     if stop_key is None:
         stops = (stop, stop.stride(0), 0)
     else:
         live = stop.float().unsqueeze(-1) + torch.einsum("bmh,bh->bm", query, stop_key.to(query.dtype))
         stops = (live, *live.stride())
-    found = torch.empty(5, batch, count, steps + 1, dtype=torch.float32, device=unary.device)
+    found = _found_like(unary, order)
     arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, found, ahead)
-    contexts = batch * count * (steps + 1)
-    parts = None if tile.split == 1 else torch.empty(4, tile.split, contexts, device=unary.device)
+    contexts = query.shape[0] * query.shape[1]
+    parts = None if tile.split == 1 else found.new_empty(4, tile.split, contexts)
     rest = (*stops, order if joined else None, parts)
     forward[(tile.count, tile.split)](*arguments, *rest, *sizes, **options)
     if parts is not None:
+        _, count, steps, *_ = sizes
         combine[(-(-contexts // 128),)](found, *rest, tile.split, contexts, count, steps, BLOCK=128)
     return found, query, rank
 
@@ -136,11 +136,9 @@ def _scores_backward(
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of unary, stop, keys, values and the stop's key, if there is one."""
     arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, found, ahead)
-    device, split = keys.device, tile.split > 1
-    d_keys = torch.empty(keys.shape, dtype=keys.dtype, device=device)
-    d_unary = torch.empty(unary.shape, dtype=unary.dtype, device=device)
-    d_stop = torch.empty(query.shape[:2], dtype=torch.float32, device=device)
-    d_query = query.new_empty(tile.split, *query.shape, dtype=torch.float32) if split else torch.empty_like(query)
+    d_unary, d_keys, d_stop = unary.new_empty(unary.shape), keys.new_empty(keys.shape), found.new_empty(query.shape[:2])
+    split = tile.split > 1
+    d_query = found.new_empty(tile.split, *query.shape) if split else torch.empty_like(query)
     arguments += (g_picks, g_stop)
     both = (d_keys, d_unary) if tile.both else (None, None)
     backward_contexts[(tile.count, tile.split)](*arguments, d_query, d_stop, *both, *sizes, **options)
@@ -162,7 +160,8 @@ def _launch(
 ) -> tuple[tuple[Any, ...], tuple[int, ...], Tiles, dict[str, Any]]:
     """What all kernels are given: tensors with their strides, sizes (N, P, T, h, ahead), tiles, options."""
     batch, candidates, hidden = keys.shape
-    count, steps = found.shape[2], found.shape[3] - 1
+    count = rank.shape[1]
+    steps = query.shape[1] // count - 1
     tile = tiles(batch, count, steps, candidates, hidden, keys.dtype)
     options = {
         "TALL": tile.steps,
@@ -201,26 +200,24 @@ def opaque(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) 
     return call
 
 
-def _scores_like(unary: Tensor, stop: Tensor, keys: Tensor, values: Any, stop_key: Any, real: Any, order: Tensor, *_: Any):
-    batch, count, steps = order.shape
-    found = torch.empty(5, batch, count, steps + 1, dtype=torch.float32, device=unary.device)
-    query = keys.new_empty(batch, count * (steps + 1), keys.shape[2])
-    return found, query, order.new_empty(batch, count, keys.shape[1], dtype=torch.int32)
+def _found_like(unary: Tensor, order: Tensor) -> Tensor:
+    *sequences, steps = order.shape
+    return unary.new_empty(5, *sequences, steps + 1, dtype=torch.float32)
+
+
+def _scores_like(
+    unary: Tensor, stop: Any, keys: Tensor, values: Tensor, stop_key: Any, real: Any, order: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _found_like(unary, order), *prefixes_like(values, order, keys.dtype)
 
 
 def _scores_backward_like(
     g_picks: Tensor, g_stop: Any, found: Any, query: Any, rank: Any, unary: Tensor, keys: Tensor,
     stop_key: Tensor | None, real: Any, order: Any, dtype: torch.dtype, *_: Any,
 ) -> list[Tensor]:  # fmt: skip
-    ending = [] if stop_key is None else [torch.empty(stop_key.shape, dtype=stop_key.dtype, device=keys.device)]
-    d_stop = g_picks.new_empty(keys.shape[0])
-    return [
-        torch.empty(unary.shape, dtype=unary.dtype, device=unary.device),
-        d_stop,
-        torch.empty(keys.shape, dtype=keys.dtype, device=keys.device),
-        torch.empty(keys.shape, dtype=dtype, device=keys.device),
-        *ending,
-    ]
+    d_stop, d_values = g_picks.new_empty(keys.shape[0]), keys.new_empty(keys.shape, dtype=dtype)
+    ending = [] if stop_key is None else [stop_key.new_empty(stop_key.shape)]
+    return [unary.new_empty(unary.shape), d_stop, keys.new_empty(keys.shape), d_values, *ending]
 
 
 scores = opaque(
