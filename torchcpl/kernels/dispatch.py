@@ -95,13 +95,13 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
     return nll_triton.prefix_log_probs(pot, order, rules, remaining)
 
 
-def sequence_nll(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
-    """−log P (B,) of the sequences ``order`` (B, T), by whichever twin applies."""
+def sequence_nll(pot: Potentials, order: Tensor, rules: Rules, reduction: str) -> Tensor:
+    """−log P of the sequences ``order`` (B, T), ``functional.reduced``, by whichever twin applies."""
     if not _runs("loss", pot, lambda: loss_obstacle(pot, order, rules)):
-        return -functional.sequence_log_probs(pot, order.unsqueeze(1), rules).squeeze(1)
+        return functional.reduced(-functional.sequence_log_probs(pot, order.unsqueeze(1), rules).squeeze(1), reduction)
     from torchcpl.kernels import nll_triton
 
-    return nll_triton.sequence_nll(pot, order, rules)
+    return nll_triton.sequence_nll(pot, order, rules, reduction)
 
 
 def _runs(kernel: str, pot: Potentials, obstacle: Callable[[], str | None]) -> bool:

@@ -29,13 +29,13 @@ PROGRAMS = 264  # enough to fill a GPU: two for each of 132 multiprocessors
 
 def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bool = False) -> tuple[Tensor, Tensor]:
     """After each prefix of ``order`` (B, P, T), log P of the next pick, or of all that remain, and of the stop."""
-    picks, stop = Scores.apply(*_given(pot, order, rules), order.shape[2] if remaining else 1, False)
+    picks, stop = Scores.apply(*_given(pot, order, rules), order.shape[2] if remaining else 1, "picks")
     return picks, stop
 
 
-def sequence_nll(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
-    """−log P (B,) of the sequences ``order`` (B, T)."""
-    loss: Tensor = Scores.apply(*_given(pot, order, rules), 1, True)
+def sequence_nll(pot: Potentials, order: Tensor, rules: Rules, reduction: str) -> Tensor:
+    """−log P of the sequences ``order`` (B, T): their mean or sum, or with "none" each of them (B,)."""
+    loss: Tensor = Scores.apply(*_given(pot, order, rules), 1, reduction)
     return loss
 
 
@@ -82,19 +82,23 @@ def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtyp
 
 
 class Scores(torch.autograd.Function):
-    """Potentials and sequences (B, P, T) → the two of ``prefix_log_probs``, or with ``joined`` that of ``sequence_nll``.
+    """Potentials and sequences → what ``asked`` names: ``picks``, those of ``prefix_log_probs``, or a reduction.
 
     ``ahead`` of the picks after a prefix count as those to come.
     """
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
-        unary, stop, keys, values, stop_key, real, order, ahead, joined = given
-        found, query, rank = scores(*given)
+        unary, stop, keys, values, stop_key, real, order, ahead, asked = given
+        # What −log P of whole sequences is weighted with; zero where that is not asked for.
+        scale = {"picks": 0.0, "mean": 1 / len(order)}.get(asked, 1.0)
+        found, query, rank = scores(*given[:-1], scale)
         ctx.save_for_backward(found, query, rank, unary, keys, stop_key, real, order)
-        ctx.options = (values.dtype, ahead, joined)
+        ctx.options = (values.dtype, ahead, scale)
         ctx.stop = stop.dtype
-        return found[0].sum(-1) if joined else (found[0], found[1])
+        if asked == "picks":
+            return found[0], found[1]
+        return found[0].sum(-1) if asked == "none" else found[0].sum()
 
     @staticmethod
     @once_differentiable
@@ -109,7 +113,7 @@ class Scores(torch.autograd.Function):
 
 def _scores(
     unary: Tensor, stop: Tensor, keys: Tensor, values: Tensor, stop_key: Tensor | None, real: Tensor, order: Tensor,
-    ahead: int, joined: bool,
+    ahead: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``found`` (5, B, [P,] T+1), for the backward pass too; and contexts and ranks, for it alone."""
     query, rank = prefixes(values, order, keys.dtype)
@@ -122,7 +126,7 @@ def _scores(
     arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, found, ahead)
     contexts = query.shape[0] * query.shape[1]
     parts = None if tile.split == 1 else found.new_empty(4, tile.split, contexts)
-    rest = (*stops, order if joined else None, parts)
+    rest = (*stops, order if scale else None, scale, parts)
     forward[(tile.count, tile.split)](*arguments, *rest, *sizes, **options)
     if parts is not None:
         _, count, steps, *_ = sizes
@@ -132,14 +136,14 @@ def _scores(
 
 def _scores_backward(
     g_picks: Tensor, g_stop: Tensor | None, found: Tensor, query: Tensor, rank: Tensor, unary: Tensor, keys: Tensor,
-    stop_key: Tensor | None, real: Tensor, order: Tensor, dtype: torch.dtype, ahead: int, joined: bool,
+    stop_key: Tensor | None, real: Tensor, order: Tensor, dtype: torch.dtype, ahead: int, scale: float,
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of unary, stop, keys, values and the stop's key, if there is one."""
     arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, found, ahead)
     d_unary, d_keys, d_stop = unary.new_empty(unary.shape), keys.new_empty(keys.shape), found.new_empty(query.shape[:2])
     split = tile.split > 1
     d_query = found.new_empty(tile.split, *query.shape) if split else torch.empty_like(query)
-    arguments += (g_picks, g_stop)
+    arguments += (g_picks, g_picks.dim() and 1, g_stop, scale)
     both = (d_keys, d_unary) if tile.both else (None, None)
     backward_contexts[(tile.count, tile.split)](*arguments, d_query, d_stop, *both, *sizes, **options)
     if not tile.both:
@@ -222,13 +226,13 @@ def _scores_backward_like(
 
 scores = opaque(
     "(Tensor unary, Tensor stop, Tensor keys, Tensor values, Tensor? stop_key, Tensor real, Tensor order, int ahead,"
-    " bool joined) -> (Tensor, Tensor, Tensor)",
+    " float scale) -> (Tensor, Tensor, Tensor)",
     _scores,
     _scores_like,
 )
 scores_backward = opaque(
     "(Tensor g_picks, Tensor? g_stop, Tensor found, Tensor query, Tensor rank, Tensor unary, Tensor keys,"
-    " Tensor? stop_key, Tensor real, Tensor order, ScalarType dtype, int ahead, bool joined) -> Tensor[]",
+    " Tensor? stop_key, Tensor real, Tensor order, ScalarType dtype, int ahead, float scale) -> Tensor[]",
     _scores_backward,
     _scores_backward_like,
 )

@@ -12,9 +12,9 @@ the tiles hold T contexts, which is a power of two more often than T+1.
 ``found`` (5, B·M) holds log P of the picks to come and of the stop, then the normaliser as peak + rest, whose sum would
 lose digits, and the number of picks to come, zero where the stop is certain for want of anything else.
 
-Where the kernels are given ``order`` (B·P, T), what is asked for is −log P of each sequence: the first of the five is
-then −log P of the choice that the sequence makes, its next pick or after the last one the stop (zero beyond), and the
-number is −1 for that stop.
+Where the kernels are given ``order`` (B·P, T), what is asked for is −log P of each sequence, times ``scale``: the first
+of the five is then −log P of the choice that the sequence makes, its next pick or after the last one the stop (zero
+beyond), and the number is −1 for that stop.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def share_of(N, WIDE: tl.constexpr):
 
 
 @triton.jit
-def settle(found, order, at, contexts, there, top, mass, wanted, number, stop, T):
+def settle(found, order, at, contexts, there, top, mass, wanted, number, stop, T, scale):
     """Write down the scores of contexts whose candidates weigh ``mass``·exp(top)."""
     peak = tl.maximum(tl.maximum(top, stop), LOWEST)
     total = mass * tl.exp(top - peak) + tl.exp(stop - peak)
@@ -105,7 +105,7 @@ def settle(found, order, at, contexts, there, top, mass, wanted, number, stop, T
     if order is not None:
         before = tl.load(order + at - at // (T + 1) - 1, mask=there & (at % (T + 1) > 0), other=0)  # the latest pick
         ended = (number == 0) & (before >= 0)
-        picks = tl.where(ended, -last, -picks)
+        picks = tl.where(ended, -last, -picks) * scale
         number = tl.where(ended, -1.0, number)
     tl.store(found + at, picks, mask=there)
     tl.store(found + contexts + at, last, mask=there)
@@ -115,11 +115,11 @@ def settle(found, order, at, contexts, there, top, mass, wanted, number, stop, T
 
 
 @triton.jit
-def hand_in(found, parts, stop, order, at, contexts, there, top, mass, wanted, number, T):
+def hand_in(found, parts, stop, order, at, contexts, there, top, mass, wanted, number, T, scale):
     """Settle, or leave it to ``combine`` when this is but a part."""
     if parts is None:
         final = tl.load(stop, mask=there, other=0.0).to(tl.float32)
-        settle(found, order, at, contexts, there, top, mass, wanted, number, final, T)
+        settle(found, order, at, contexts, there, top, mass, wanted, number, final, T, scale)
     else:
         each = tl.num_programs(1) * contexts
         spot = parts + tl.program_id(1) * contexts + at
@@ -133,7 +133,7 @@ def hand_in(found, parts, stop, order, at, contexts, there, top, mass, wanted, n
 @triton.jit(do_not_specialize=VARYING)
 def forward(
     query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, found,
-    stop, stop_b, stop_m, order, parts, N, P, T, H, ahead,
+    stop, stop_b, stop_m, order, scale, parts, N, P, T, H, ahead,
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):
     # fmt: on
@@ -179,16 +179,16 @@ def forward(
     mass = tl.sum(mass * tl.exp(top - peak[:, None]), 1)
     wanted = tl.sum(wanted, 1)
     number = tl.sum(number, 1)
-    hand_in(found, parts, stop + t * stop_m, order, base + t, contexts, t <= T, peak, mass, wanted, number, T)
+    hand_in(found, parts, stop + t * stop_m, order, base + t, contexts, t <= T, peak, mass, wanted, number, T, scale)
     peak_0 = tl.max(top_0, 0)
     mass_0 = tl.sum(mass_0 * tl.exp(top_0 - peak_0), 0)
     wanted_0 = tl.sum(wanted_0, 0)
     number_0 = tl.sum(number_0, 0)
-    hand_in(found, parts, stop, order, base, contexts, tile == 0, peak_0, mass_0, wanted_0, number_0, T)
+    hand_in(found, parts, stop, order, base, contexts, tile == 0, peak_0, mass_0, wanted_0, number_0, T, scale)
 
 
 @triton.jit(do_not_specialize=["split", "contexts", "P", "T"])
-def combine(found, stop, stop_b, stop_m, order, parts, split, contexts, P, T, BLOCK: tl.constexpr):
+def combine(found, stop, stop_b, stop_m, order, scale, parts, split, contexts, P, T, BLOCK: tl.constexpr):
     """Scores from the parts (4, split, B·M) that programs have written."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < contexts
@@ -207,4 +207,4 @@ def combine(found, stop, stop_b, stop_m, order, parts, split, contexts, P, T, BL
         number += tl.load(here + 3 * each, mask=there, other=0.0)
     M = P * (T + 1)
     final = tl.load(stop + at // M * stop_b + at % M * stop_m, mask=there, other=0.0).to(tl.float32)
-    settle(found, order, at, contexts, there, top, mass, wanted, number, final, T)
+    settle(found, order, at, contexts, there, top, mass, wanted, number, final, T, scale)
