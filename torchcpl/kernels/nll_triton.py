@@ -94,7 +94,7 @@ class Scores(torch.autograd.Function):
         scale = {"picks": 0.0, "mean": 1 / len(order)}.get(asked, 1.0)
         found, query, rank = scores(*given[:-1], scale)
         ctx.save_for_backward(found, query, rank, unary, keys, stop_key, real, order)
-        ctx.options = (values.dtype, ahead, scale)
+        ctx.options = (values.dtype, ahead)
         ctx.stop = stop.dtype
         if asked == "picks":
             return found[0], found[1]
@@ -117,16 +117,13 @@ def _scores(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``found`` (5, B, [P,] T+1), for the backward pass too; and contexts and ranks, for it alone."""
     query, rank = prefixes(values, order, keys.dtype)
-    if stop_key is None:
-        stops = (stop, stop.stride(0), 0)
-    else:
-        live = stop.float().unsqueeze(-1) + torch.einsum("bmh,bh->bm", query, stop_key.to(query.dtype))
-        stops = (live, *live.stride())
+    if stop_key is not None:  # one for every context then
+        stop = stop.float().unsqueeze(-1) + torch.einsum("bmh,bh->bm", query, stop_key.to(query.dtype))
     found = _found_like(unary, order)
     arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, found, ahead)
     contexts = query.shape[0] * query.shape[1]
     parts = None if tile.split == 1 else found.new_empty(4, tile.split, contexts)
-    rest = (*stops, order if scale else None, scale, parts)
+    rest = (stop, *(*stop.stride(), 0)[:2], order if scale else None, scale, parts)
     forward[(tile.count, tile.split)](*arguments, *rest, *sizes, **options)
     if parts is not None:
         _, count, steps, *_ = sizes
@@ -136,14 +133,14 @@ def _scores(
 
 def _scores_backward(
     g_picks: Tensor, g_stop: Tensor | None, found: Tensor, query: Tensor, rank: Tensor, unary: Tensor, keys: Tensor,
-    stop_key: Tensor | None, real: Tensor, order: Tensor, dtype: torch.dtype, ahead: int, scale: float,
+    stop_key: Tensor | None, real: Tensor, order: Tensor, dtype: torch.dtype, ahead: int,
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of unary, stop, keys, values and the stop's key, if there is one."""
     arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, found, ahead)
     d_unary, d_keys, d_stop = unary.new_empty(unary.shape), keys.new_empty(keys.shape), found.new_empty(query.shape[:2])
     split = tile.split > 1
     d_query = found.new_empty(tile.split, *query.shape) if split else torch.empty_like(query)
-    arguments += (g_picks, g_picks.dim() and 1, g_stop, scale)
+    arguments += (g_picks, min(g_picks.dim(), 1), g_stop)
     both = (d_keys, d_unary) if tile.both else (None, None)
     backward_contexts[(tile.count, tile.split)](*arguments, d_query, d_stop, *both, *sizes, **options)
     if not tile.both:
@@ -232,7 +229,7 @@ scores = opaque(
 )
 scores_backward = opaque(
     "(Tensor g_picks, Tensor? g_stop, Tensor found, Tensor query, Tensor rank, Tensor unary, Tensor keys,"
-    " Tensor? stop_key, Tensor real, Tensor order, ScalarType dtype, int ahead, float scale) -> Tensor[]",
+    " Tensor? stop_key, Tensor real, Tensor order, ScalarType dtype, int ahead) -> Tensor[]",
     _scores_backward,
     _scores_backward_like,
 )

@@ -4,8 +4,8 @@
     p = exp(logits − norm),     ∂logits = [to come]·∂picks − p·(number·∂picks + ∂stop)
 
 and from that ∂contexts = ∂logits·keys, ∂keys = ∂logitsᵀ·contexts and ∂unary = Σ ∂logits. What comes in is ∂picks and
-∂stop, (B·M) each as ``g_picks`` and ``g_stop``; or, where the latter is None, the gradient of ``scale`` times −log P of
-whole sequences, (B·P) or with a stride of 0 one for all.
+∂stop, (B·M) each as ``g_picks`` and ``g_stop``; or, where the latter is None, the gradient of whole sequences,
+(B·P) or with ``g_row`` 0 one for all.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torchcpl.kernels.scores_triton import VARYING, coming, load_rows, load_unar
 
 
 @triton.jit
-def load_gradients(found, g_picks, g_row, g_stop, scale, row, contexts, at, there):
+def load_gradients(found, g_picks, g_row, g_stop, row, contexts, at, there):
     """Of contexts: the two parts of norm, ∂picks, ∂stop, and what p is weighted with, number·∂picks + ∂stop."""
     peak = tl.load(found + 2 * contexts + at, mask=there, other=float("inf"))  # p is zero where nothing is there
     rest = tl.load(found + 3 * contexts + at, mask=there, other=0.0)
     number = tl.load(found + 4 * contexts + at, mask=there, other=0.0)
     if g_stop is None:
-        slope = -scale * tl.load(g_picks + row * g_row)
-        return peak, rest, tl.where(number > 0, slope, 0.0), tl.where(number < 0, slope, 0.0), tl.abs(number) * slope
+        slope = -tl.load(g_picks + row * g_row)
+        return peak, rest, tl.maximum(number, 0.0) * slope, tl.maximum(-number, 0.0) * slope, tl.abs(number) * slope
     else:
         d_picks = tl.load(g_picks + at, mask=there, other=0.0)
         d_stop = tl.load(g_stop + at, mask=there, other=0.0)
@@ -53,7 +53,7 @@ def store_rows(pointer, at, there, values, start, H, WIDTH: tl.constexpr):
 @triton.jit(do_not_specialize=VARYING)
 def backward_contexts(
     query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, found,
-    g_picks, g_row, g_stop, scale, d_query, d_stop, d_keys, d_unary, N, P, T, H, ahead,
+    g_picks, g_row, g_stop, d_query, d_stop, d_keys, d_unary, N, P, T, H, ahead,
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):
     # fmt: on
@@ -73,8 +73,10 @@ def backward_contexts(
     keys += b * keys_b
     unary += b * unary_b
     real += b * real_b
-    peak, rest, d_picks, slope, weight = load_gradients(found, g_picks, g_row, g_stop, scale, row, contexts, base + t, t <= T)
-    peak_0, rest_0, d_picks_0, slope_0, weight_0 = load_gradients(found, g_picks, g_row, g_stop, scale, row, contexts, base, True)
+    peak, rest, d_picks, slope, weight = load_gradients(found, g_picks, g_row, g_stop, row, contexts, base + t, t <= T)
+    peak_0, rest_0, d_picks_0, slope_0, weight_0 = load_gradients(
+        found, g_picks, g_row, g_stop, row, contexts, base, True
+    )
     if tl.program_id(1) == 0:
         store_stop(d_stop, found, contexts, base + t, t <= T, slope, weight)
         store_stop(d_stop, found, contexts, base, tile == 0, slope_0, weight_0)
@@ -111,7 +113,7 @@ def backward_contexts(
 @triton.jit(do_not_specialize=VARYING)
 def backward_keys(
     query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, found,
-    g_picks, g_row, g_stop, scale, d_keys, d_unary, N, P, T, H, ahead,
+    g_picks, g_row, g_stop, d_keys, d_unary, N, P, T, H, ahead,
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):
     # fmt: on
@@ -134,7 +136,7 @@ def backward_keys(
         t = (tile % tiles) * TALL + 1 + tl.arange(0, TALL)
         ranks = tl.load(rank + row * N + n, mask=n < N, other=-1)
         here = query + base * H
-        peak, rest, d_picks, _, weight = load_gradients(found, g_picks, g_row, g_stop, scale, row, contexts, base + t, t <= T)
+        peak, rest, d_picks, _, weight = load_gradients(found, g_picks, g_row, g_stop, row, contexts, base + t, t <= T)
         logits, left = score(
             here, t, T, keys, keys_n, keys_h, n, theta, there, ranks, N, H, TALL, WIDE, DEEP, PART, PRECISION
         )
@@ -144,7 +146,7 @@ def backward_keys(
         d_k = product(tl.trans(d_logits.to(q.dtype)), q, d_k, PRECISION)
         d_theta += tl.sum(d_logits, 0)
         first = tile % tiles == 0
-        peak, rest, d_picks, _, weight = load_gradients(found, g_picks, g_row, g_stop, scale, row, contexts, base, first)
+        peak, rest, d_picks, _, weight = load_gradients(found, g_picks, g_row, g_stop, row, contexts, base, first)
         d_theta += gradient(logit_0, coming(ranks, ranks, T, ahead), peak, rest, d_picks, weight)
     store_rows(d_keys + b * N * H, n, n < N, d_k, 0, H, DEEP)
     tl.store(d_unary + b * N + n, d_theta, mask=n < N)

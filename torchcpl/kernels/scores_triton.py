@@ -14,7 +14,7 @@ lose digits, and the number of picks to come, zero where the stop is certain for
 
 Where the kernels are given ``order`` (B·P, T), what is asked for is −log P of each sequence, times ``scale``: the first
 of the five is then −log P of the choice that the sequence makes, its next pick or after the last one the stop (zero
-beyond), and the number is −1 for that stop.
+beyond), and the number is ``scale`` for a pick and −``scale`` for that stop.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def settle(found, order, at, contexts, there, top, mass, wanted, number, stop, T
         before = tl.load(order + at - at // (T + 1) - 1, mask=there & (at % (T + 1) > 0), other=0)  # the latest pick
         ended = (number == 0) & (before >= 0)
         picks = tl.where(ended, -last, -picks) * scale
-        number = tl.where(ended, -1.0, number)
+        number = tl.where(ended, -scale, number * scale)
     tl.store(found + at, picks, mask=there)
     tl.store(found + contexts + at, last, mask=there)
     tl.store(found + 2 * contexts + at, peak, mask=there)
