@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+DTYPES = {"bool": torch.bool, "long": torch.int64}
+
 _validation: bool | None = None
 
 
@@ -32,9 +34,8 @@ def capturing() -> bool:
 
 def validating(tensor: Tensor) -> bool:
     """Whether to check the values of ``tensor``."""
-    if torch.compiler.is_compiling() or torch.compiler.is_exporting() or capturing():
-        return False
-    return tensor.device.type == "cpu" if _validation is None else _validation
+    on = tensor.device.type == "cpu" if _validation is None else _validation
+    return on and not torch.compiler.is_compiling() and not capturing()
 
 
 def describe(value: Any) -> str:
@@ -46,18 +47,13 @@ def describe(value: Any) -> str:
 
 def check_tensor(name: str, value: Any, shape: tuple[int | str, ...], dtype: str, like: Tensor | None = None) -> None:
     """Raise unless ``value`` is a tensor of ``shape`` (names stand for any size) and ``dtype`` (float|bool|long)."""
-    wanted = f"a {dtype} tensor of shape ({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
-    if not isinstance(value, Tensor):
-        raise ValueError(f"{name}: expected {wanted}, got {describe(value)}")
-    fits = value.dim() == len(shape) and all(
-        isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True)
-    )
-    right = {
-        "float": value.is_floating_point(),
-        "bool": value.dtype == torch.bool,
-        "long": value.dtype == torch.int64,
-    }[dtype]
-    if not (fits and right):
+    if not (
+        isinstance(value, Tensor)
+        and (value.is_floating_point() if dtype == "float" else value.dtype == DTYPES[dtype])
+        and value.dim() == len(shape)
+        and all(isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True))
+    ):
+        wanted = f"a {dtype} tensor of shape ({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
         raise ValueError(f"{name}: expected {wanted}, got {describe(value)}")
     if like is not None and value.device != like.device:
         raise ValueError(f"{name}: expected a tensor on {like.device}, got one on {value.device}")

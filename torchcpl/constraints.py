@@ -257,7 +257,7 @@ class Rules:
             raise ValueError(
                 f"min_len: expected at most max_len = {self.max_len} (no more than the candidates), got {self.min_len}"
             )
-        if capturing() or (self.required is None and self.min_len == 0 and not self._budgets):
+        if (self.required is None and self.min_len == 0 and not self._budgets) or capturing():
             return
 
         def refuse(bad: Tensor, why: Callable[[int], str]) -> None:

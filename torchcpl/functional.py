@@ -124,6 +124,13 @@ def check_sequences(name: str, order: Tensor, pot: Potentials, picks_real: bool 
         check_order(name, order, pot.num_candidates, pot.mask if picks_real else None)
 
 
+def reduced(loss: Tensor, reduction: str) -> Tensor:
+    """Of the rows' losses (B,) the mean or the sum, or with "none" themselves."""
+    if reduction == "none":
+        return loss
+    return loss.mean() if reduction == "mean" else loss.sum()
+
+
 def blame_nan(result: Tensor, pot: Potentials) -> Tensor:
     """``result``; if it holds a NaN and values are checked, raise naming the potential that does."""
     if validating(result) and bool(result.isnan().any()):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchcpl.checks import check_choice, check_count
 from torchcpl.constraints import History, Rules
-from torchcpl.functional import blame_nan, check_sequences, joined, step_logits
+from torchcpl.functional import blame_nan, check_sequences, reduced, step_logits
 from torchcpl.kernels import dispatch
 from torchcpl.potentials import Potentials, picked_mask
 
@@ -23,11 +23,10 @@ def ordered_nll(pot: Potentials, order: Tensor, *, per_step: bool = False, reduc
     """
     check_choice("reduction", reduction, ("mean", "sum", "none"))
     check_sequences("order", order, pot, picks_real=True)
-    orders = order.unsqueeze(1)
-    loss = -joined(*dispatch.prefix_log_probs(pot, orders, Rules(pot)), orders).squeeze(1)
+    loss = dispatch.sequence_nll(pot, order, Rules(pot), "none" if per_step else reduction)
     if per_step:
-        loss = loss / ((order >= 0).sum(-1) + 1)
-    return _reduce(loss, reduction, pot)
+        loss = reduced(loss / ((order >= 0).sum(-1) + 1), reduction)
+    return blame_nan(loss, pot)
 
 
 def subset_nll(
@@ -87,7 +86,7 @@ def subset_nll(
         shape = (len(pot), subsets, target.shape[1])
         coin = torch.rand(shape, device=target.device, generator=generator)  # type: ignore[arg-type]
         loss = _subset_loss(pot, target, coin < 0.5, weights)
-    return _reduce(loss, reduction, pot)
+    return blame_nan(reduced(loss, reduction), pot)
 
 
 def shuffled(target: Tensor, permutations: int, generator: torch.Generator | None = None) -> Tensor:
@@ -127,10 +126,3 @@ def _context_terms(picks: Tensor, stop: Tensor, left: Tensor, weights: tuple[flo
     if early_stop_weight != 0:
         going_on = going_on + early_stop_weight * stop.exp()
     return torch.where(left > 0, going_on, -stop_weight * stop)
-
-
-def _reduce(loss: Tensor, reduction: str, pot: Potentials) -> Tensor:
-    loss = blame_nan(loss, pot)
-    if reduction == "none":
-        return loss
-    return loss.mean() if reduction == "mean" else loss.sum()

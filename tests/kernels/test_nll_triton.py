@@ -14,7 +14,7 @@ from torch import Tensor
 import torchcpl as cpl
 from torchcpl import functional
 from torchcpl.constraints import Rules
-from torchcpl.kernels import nll_triton, use
+from torchcpl.kernels import dispatch, nll_triton, use
 from torchcpl.kernels.nll_triton import Tiles, tiles
 
 Leaves = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # unary, stop, keys, values, stop_key
@@ -160,6 +160,41 @@ def test_every_branch_is_as_exact_as_plain_torch(
     assert used[0].both == (used[0].count == 2 and changes.get("both", True))
 
 
+@pytest.mark.parametrize(("changes", "_", "steps", "n"), BRANCHES)
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_whole_sequences(
+    changes: dict[str, Any],
+    _: int,
+    steps: int,
+    n: int,
+    reduction: str,
+    force: Callable[..., list[Tiles]],
+    device: torch.device,
+) -> None:
+    """The loss, reduced in the kernels, and its gradients; of the rows one is short, one empty and one all padding."""
+    used = force(**changes)
+    mask = (torch.rand(4, n) > 0.1).to(device)
+    mask[3] = False
+    order = sequences(mask, 1, steps)[:, 0]
+    order[2] = -1
+    leaves = draw(4, n, 20, torch.float32, device)
+    weight = torch.linspace(0.5, 1.5, 4, device=device)
+
+    def run(way: Any, leaves: Leaves) -> list[Tensor]:
+        unary, stop, keys, values, stop_key = own = [leaf.detach().requires_grad_() for leaf in leaves]
+        pot = cpl.Potentials(unary, stop, cpl.LowRank(keys, values, stop_key), mask)
+        loss = way(pot, order, Rules(pot))
+        return [loss.detach(), *torch.autograd.grad((loss * weight).sum(), own)]
+
+    def plainly(pot: cpl.Potentials, order: Tensor, rules: Rules) -> Tensor:
+        return functional.reduced(-functional.sequence_log_probs(pot, order.unsqueeze(1), rules).squeeze(1), reduction)
+
+    ours = run(lambda *given: nll_triton.sequence_nll(*given, reduction), leaves)
+    for have, want in zip(ours, run(plainly, tuple(x.double() for x in leaves)), strict=True):  # type: ignore[arg-type]
+        torch.testing.assert_close(have.double(), want, rtol=1e-5, atol=2e-6)
+    assert len(used) == 2
+
+
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize(
     ("batch", "n", "hidden", "count", "steps"),
@@ -276,6 +311,8 @@ def test_keys_beyond_32_bits() -> None:
 
 LOSSES: dict[str, Callable[[cpl.Potentials, Tensor], Tensor]] = {
     "ordered": lambda pot, target: cpl.ordered_nll(pot, target, reduction="none"),
+    "ordered mean": lambda pot, target: cpl.ordered_nll(pot, target),
+    "ordered sum": lambda pot, target: cpl.ordered_nll(pot, target, reduction="sum"),
     "ordered per step": lambda pot, target: cpl.ordered_nll(pot, target, per_step=True),
     "subset": lambda pot, target: cpl.subset_nll(
         pot, target, 3, generator=torch.Generator(target.device).manual_seed(0)
@@ -289,8 +326,8 @@ def test_the_losses_use_the_kernels(name: str, device: torch.device, monkeypatch
     target = sequences(mask, 1, 4)[:, 0]
     leaves = draw(3, 20, 6, torch.float32, device)
     calls = []
-    run = nll_triton.prefix_log_probs
-    monkeypatch.setattr(nll_triton, "prefix_log_probs", lambda *given: calls.append(1) or run(*given))
+    run = nll_triton.scores
+    monkeypatch.setattr(nll_triton, "scores", lambda *given: calls.append(1) or run(*given))
 
     def loss(mode: str) -> tuple[Tensor, ...]:
         own = [leaf.detach().requires_grad_() for leaf in leaves]
@@ -340,14 +377,20 @@ def test_a_second_derivative_is_refused(device: torch.device) -> None:
         slope.sum().backward()
 
 
-def test_the_compiler_sees_one_operation(device: torch.device) -> None:
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("what", ["ordered_nll", "prefix_log_probs"])
+def test_the_compiler_sees_one_operation(what: str, dynamic: bool, device: torch.device) -> None:
     """``torch.compile`` takes the kernels as operations of their own, without a break in the graph."""
     mask = torch.rand(2, 20, device=device) > 0.2
     order = sequences(mask, 1, 4)[:, 0]
     leaves = draw(2, 20, 6, torch.float32, device)
 
     def loss(unary: Tensor, stop: Tensor, keys: Tensor, values: Tensor, stop_key: Tensor) -> Tensor:
-        return cpl.ordered_nll(cpl.Potentials(unary, stop, cpl.LowRank(keys, values, stop_key), mask), order)
+        pot = cpl.Potentials(unary, stop, cpl.LowRank(keys, values, stop_key), mask)
+        if what == "ordered_nll":
+            return cpl.ordered_nll(pot, order)
+        picks, ends = dispatch.prefix_log_probs(pot, order.unsqueeze(1), Rules(pot))
+        return picks.sum() + 2 * ends.sum()
 
     def run(function: Callable[..., Tensor]) -> list[Tensor]:
         own = [leaf.detach().requires_grad_() for leaf in leaves]
@@ -356,7 +399,7 @@ def test_the_compiler_sees_one_operation(device: torch.device) -> None:
 
     with use("triton"):
         eager = run(loss)
-        compiled = run(torch.compile(loss, backend="aot_eager", fullgraph=True))
+        compiled = run(torch.compile(loss, backend="aot_eager", fullgraph=True, dynamic=dynamic))
     for have, want in zip(compiled, eager, strict=True):
         torch.testing.assert_close(have, want)
 

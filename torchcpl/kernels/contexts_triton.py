@@ -8,93 +8,44 @@ need to know about the sequence, since candidate n is gone after t picks iff ran
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 STEPS = 32  # steps that a program sums up at a time
 PART = 32  # hidden dimensions of a program
 BLOCK = 1024  # ranks written at a time
 
 
-def opaque(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` as it is, and as one operation that it does not look into for ``torch.compile``."""
-    operation = torch.library.custom_op(
-        f"torchcpl::{function.__name__.lstrip('_')}", function, mutates_args=(), schema=schema
-    )
-    operation.register_fake(fake)
-
-    def call(*arguments: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return operation(*arguments)
-        with torch.cuda.device_of(arguments[0]):
-            return function(*arguments)
-
-    return call
-
-
-class Prefixes(torch.autograd.Function):
-    """values (B, N, h), order (B, P, T) → contexts (B, P·(T+1), h) in ``dtype`` and ranks (B, P, N), int32."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(order)
-        ctx.like = values.dtype
-        ctx.candidates = values.shape[1]
-        query, rank = prefixes(values, order.contiguous(), dtype)
-        ctx.mark_non_differentiable(rank)
-        return query, rank
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (order,) = ctx.saved_tensors
-        return prefixes_backward(grads[0].contiguous(), order.contiguous(), ctx.candidates, ctx.like), None, None
-
-
-def _prefixes_like(values: Tensor, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def prefixes_like(values: Tensor, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Room for the two of ``prefixes``."""
     batch, candidates, hidden = values.shape
-    _, count, steps = order.shape
-    query = torch.empty(batch, count * (steps + 1), hidden, dtype=dtype, device=values.device)
-    return query, torch.empty(batch, count, candidates, dtype=torch.int32, device=values.device)
+    count, steps = (1, *order.shape[1:])[-2:]
+    query = values.new_empty(batch, count * (steps + 1), hidden, dtype=dtype)
+    return query, values.new_empty(batch, count, candidates, dtype=torch.int32)
 
 
-def _prefixes(values: Tensor, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def prefixes(values: Tensor, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """values (B, N, h), order (B, [P,] T) → contexts (B, P·(T+1), h) in ``dtype`` and ranks (B, P, N), int32."""
     batch, candidates, hidden = values.shape
-    _, count, steps = order.shape
-    query, rank = _prefixes_like(values, order, dtype)
-    grid = (batch * count, triton.cdiv(hidden, PART))
+    count, steps = (1, *order.shape[1:])[-2:]
+    query, rank = prefixes_like(values, order, dtype)
+    grid = (batch * count, -(-hidden // PART))
     sizes = (candidates, count, steps, hidden, hidden**-0.5)
     _sum[grid](values, *values.stride(), order, query, rank, *sizes, STEPS=STEPS, PART=PART, BLOCK=BLOCK)
     return query, rank
 
 
-def _prefixes_backward_like(grad: Tensor, order: Tensor, candidates: int, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(grad.shape[0], candidates, grad.shape[2], dtype=dtype, device=grad.device)
-
-
-def _prefixes_backward(grad: Tensor, order: Tensor, candidates: int, dtype: torch.dtype) -> Tensor:
+def prefixes_backward(grad: Tensor, order: Tensor, candidates: int, dtype: torch.dtype) -> Tensor:
+    """The gradient (B, N, h) of the values from that of the contexts."""
     batch, _, hidden = grad.shape
-    _, count, steps = order.shape
-    result = _prefixes_backward_like(grad, order, candidates, dtype)
-    grid = (batch, triton.cdiv(hidden, PART))
+    count, steps = (1, *order.shape[1:])[-2:]
+    result = grad.new_zeros(batch, candidates, hidden, dtype=dtype)
     sizes = (candidates, count, steps, hidden, hidden**-0.5)
     if steps:
-        _sum_backward[grid](grad, order, result, *sizes, STEPS=STEPS, PART=PART)
+        _sum_backward[(batch, -(-hidden // PART))](grad, order, result, *sizes, STEPS=STEPS, PART=PART)
     return result
-
-
-prefixes = opaque("(Tensor values, Tensor order, ScalarType dtype) -> (Tensor, Tensor)", _prefixes, _prefixes_like)
-prefixes_backward = opaque(
-    "(Tensor grad, Tensor order, int candidates, ScalarType dtype) -> Tensor",
-    _prefixes_backward,
-    _prefixes_backward_like,
-)
 
 
 # fmt: off

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -59,28 +60,25 @@ def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -
     """Selections (B, T) of the fast twin, None where the plain rollout is to run."""
     if _mode == "auto" and greedy_numpy.applies(pot, rules):
         return greedy_numpy.greedy(pot, rules, stop_threshold)
-    found = decode(pot, rules, stop_threshold=stop_threshold)
-    if found is None:
-        return None
-    return Selection(found.indices[:, 0], found.lengths[:, 0], found.log_prob[:, 0], found.num_candidates)
+    return decode(pot, rules, stop_threshold=stop_threshold)
 
 
 def decode(
     pot: Potentials,
     rules: Rules,
-    width: int = 1,
+    width: int | None = None,
     temperature: float | None = None,
     generator: torch.Generator | None = None,
     stop_threshold: float | None = None,
     cut: bool = False,
 ) -> Selection | None:
-    """``width`` hypotheses a row, (B, K, T), greedy or drawn at ``temperature``; None where the rollout is to run.
+    """One hypothesis a row, (B, T), or ``width`` of them, (B, K, T), greedy or drawn at ``temperature``.
 
-    ``cut`` says that only some of the choices of a step may be drawn (top-k, top-p).
+    None where the rollout is to run. ``cut`` says that only some of the choices of a step may be drawn (top-k, top-p).
     """
     if not _runs("decode", pot, lambda: "sampling with top_k or top_p" if cut else decode_obstacle(pot, rules)):
         return None
-    way = plan(pot, rules, width)
+    way = plan(pot, rules, width or 1)
     if way is None:
         return None
     from torchcpl.kernels import greedy_triton
@@ -95,6 +93,15 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
     from torchcpl.kernels import nll_triton
 
     return nll_triton.prefix_log_probs(pot, order, rules, remaining)
+
+
+def sequence_nll(pot: Potentials, order: Tensor, rules: Rules, reduction: str) -> Tensor:
+    """−log P of the sequences ``order`` (B, T), ``functional.reduced``, by whichever twin applies."""
+    if not _runs("loss", pot, lambda: loss_obstacle(pot, order, rules)):
+        return functional.reduced(-functional.sequence_log_probs(pot, order.unsqueeze(1), rules).squeeze(1), reduction)
+    from torchcpl.kernels import nll_triton
+
+    return nll_triton.sequence_nll(pot, order, rules, reduction)
 
 
 def _runs(kernel: str, pot: Potentials, obstacle: Callable[[], str | None]) -> bool:
@@ -130,7 +137,7 @@ def decode_obstacle(pot: Potentials, rules: Rules) -> str | None:
         batch, n, _ = interaction.keys.shape
         if n > LARGEST_BLOCK or 2 * batch * n * n * interaction.keys.element_size() > BUILD_LIMIT:
             return f"a Coverage interaction between {n} candidates in {batch} rows"  # whose matrices would be too large
-    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    if torch.compiler.is_compiling():  # or exporting
         return "torch.compile or torch.export"
     if not rules.plain:
         return "constraints other than Forbid"
@@ -144,11 +151,9 @@ def loss_obstacle(pot: Potentials, order: Tensor, rules: Rules) -> str | None:
     interaction = pot.interaction
     if not isinstance(interaction, LowRank):
         return f"a {type(interaction).__name__} interaction"
-    if torch.compiler.is_exporting():
-        return "torch.export"
     if not rules.plain or rules.min_len > 0 or rules.max_len < pot.num_candidates:
         return "length limits or constraints other than Forbid"
-    if pot.unary.numel() == 0 or order.shape[1] == 0:
+    if pot.unary.numel() == 0 or 0 in order.shape[:-1]:
         return f"potentials of shape {tuple(pot.unary.shape)} and sequences of shape {tuple(order.shape)}"
     if not 0 < interaction.keys.shape[2] <= WIDEST:
         return f"a hidden size of {interaction.keys.shape[2]}"
@@ -179,13 +184,18 @@ FLOPS = {torch.float32: 4e13, torch.float16: 5e14, torch.bfloat16: 5e14}
 PLAIN_STEP = 2e-4  # seconds of launches in a step of the plain twin
 
 
+@cache
+def _dense(block: int) -> Plan:
+    if block > LARGEST_BLOCK:
+        return Plan("dense", "tiles", 4096)
+    return Plan("dense", "block", block, warps=min(max(block // 256, 1), 16))
+
+
 def plan(pot: Potentials, rules: Rules, width: int = 1) -> Plan | None:
     """The cheapest way to decode ``width`` hypotheses a row; None where that is the plain twin."""
     batch, n = pot.unary.shape
     block = max(16, 1 << (n - 1).bit_length())
-    dense = Plan("dense", "tiles", 4096)
-    if block <= LARGEST_BLOCK:
-        dense = Plan("dense", "block", block, warps=min(max(block // 256, 1), 16))
+    dense = _dense(block)
     if isinstance(pot.interaction, Dense | Coverage):
         return dense
     assert isinstance(pot.interaction, LowRank)

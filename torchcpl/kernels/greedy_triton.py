@@ -38,25 +38,29 @@ def decode(
     pot: Potentials,
     rules: Rules,
     way: Plan,
-    width: int = 1,
+    width: int | None = 1,
     temperature: float | None = None,
     generator: torch.Generator | None = None,
     stop_threshold: float | None = None,
 ) -> Selection:
-    """``width`` hypotheses a row, (B, K, T): greedy, or drawn at ``temperature``; ``log_prob`` as at temperature 1."""
-    batch, n = pot.unary.shape
-    device, rows, steps = pot.unary.device, batch * width, rules.max_len
-    indices = torch.empty(batch, width, steps, dtype=torch.long, device=device)
-    lengths = torch.empty(batch, width, dtype=torch.long, device=device)
-    log_prob = torch.empty(batch, width, dtype=torch.float32, device=device)
-    stop = rules.biased(pot.stop)
+    """``width`` hypotheses a row, (B, K, T), or one where it is None, (B, T): greedy, or drawn at ``temperature``.
+
+    ``log_prob`` is that at temperature 1.
+    """
+    unary = pot.unary
+    batch, n = unary.shape
+    shape = (batch,) if width is None else (batch, width)
+    width, steps = width or 1, rules.max_len
+    indices = unary.new_empty(*shape, steps, dtype=torch.long)
+    lengths = unary.new_empty(shape, dtype=torch.long)
+    log_prob = unary.new_empty(shape, dtype=torch.float32)
     # The seed stays on the device: the host need not wait for it.
-    seed = None if temperature is None else torch.randint(2**62, (1,), device=device, generator=generator)
+    seed = None if temperature is None else torch.randint(2**62, (1,), device=unary.device, generator=generator)
     W, stop_row, keys, values, stop_key = _forms(pot.interaction, way)
     arguments = [
-        *_strided(pot.unary),
-        *_strided(rules.available.view(torch.uint8)),
-        *_strided(stop),
+        *_strided(unary),
+        *_strided(rules.available),
+        *_strided(rules.biased(pot.stop)),
         seed,
         *(indices, lengths, log_prob),
         *(n, width, rules.min_len, steps, 1 / (temperature or 1.0), math.log(stop_threshold or 1.0)),
@@ -68,18 +72,19 @@ def decode(
         "LIVE": stop_row is not None or stop_key is not None,
     }
     dense = (*_strided(W, 3), *_strided(stop_row, 2))
-    with torch.cuda.device_of(pot.unary):
+    grid = (batch * width,)
+    with torch.cuda.device_of(unary):
         if way.path == "block":
             cover = _strided(_covers(pot.interaction), 3)
-            _decode_block[(rows,)](*arguments, *dense, *cover, **options, num_warps=way.warps)
+            _decode_block[grid](*arguments, *dense, *cover, **options, num_warps=way.warps)
         else:
             hidden = 0 if keys is None else keys.shape[2]
             factors = (*_strided(keys, 3), *_strided(values, 3), *_strided(stop_key, 2))
-            scratch = torch.empty(rows, n, dtype=torch.float32, device=device)
+            scratch = unary.new_empty(*grid, n, dtype=torch.float32)
             options["FACTORED"] = keys is not None
             options["PART"] = 32 if keys is None else 128 // keys.element_size()  # of a key: whole cache lines
             sizes = (scratch, hidden, max(hidden, 1) ** -0.5)
-            _decode_tiles[(rows,)](*arguments, *dense, *factors, *sizes, **options, num_warps=way.warps)
+            _decode_tiles[grid](*arguments, *dense, *factors, *sizes, **options, num_warps=way.warps)
     return Selection(indices, lengths, blame_nan(log_prob, pot), n)
 
 
@@ -181,7 +186,7 @@ def _decode_block(
     row = tl.program_id(0)
     b = (row // width).to(tl.int64)
     at = tl.arange(0, BLOCK)
-    there = tl.load(real + b * real_b + at * real_n, mask=at < N, other=0) != 0
+    there = tl.load(real + b * real_b + at * real_n, mask=at < N, other=0)
     theta = tl.load(unary + b * unary_b + at * unary_n, mask=there, other=0.0).to(tl.float32)
     added = tl.where(there, 0.0, -float("inf"))  # what the picks have added; −inf: not to be picked
     final = tl.load(stop + b * stop_b).to(tl.float32)
@@ -269,7 +274,7 @@ def _decode_tiles(
         for start in range(0, N, BLOCK):
             at = start + tl.arange(0, BLOCK)
             if count == 0:
-                there = tl.load(real + b * real_b + at * real_n, mask=at < N, other=0) != 0
+                there = tl.load(real + b * real_b + at * real_n, mask=at < N, other=0)
                 added = tl.where(there, 0.0, -float("inf"))
             else:
                 before = tl.load(scratch + at, mask=at < N, other=-float("inf"))

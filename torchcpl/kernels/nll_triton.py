@@ -1,43 +1,54 @@
-"""Teacher forcing for ``LowRank`` on the GPU: the twin of ``functional.prefix_log_probs``.
+"""Teacher forcing for ``LowRank`` on the GPU: the twin of ``functional.prefix_log_probs`` and of what is made of it.
 
-Two differentiable steps: from values and sequences to contexts (``contexts_triton``), from contexts and keys to the
-log-probabilities of what comes after them (``scores_triton``). Here is what launches the latter.
+From values and sequences to contexts (``contexts_triton``), from contexts and keys to the log-probabilities of what
+comes after them (``scores_triton``). The kernels take less time than a host may need to launch them: all of it is one
+differentiable function of as few operations as will do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from triton.backends.nvidia.compiler import CUDAOptions
 
 from torchcpl.constraints import Rules
 from torchcpl.interactions import LowRank
-from torchcpl.kernels.contexts_triton import Prefixes, opaque
+from torchcpl.kernels.contexts_triton import prefixes, prefixes_backward, prefixes_like
 from torchcpl.kernels.scores_backward_triton import backward_contexts, backward_keys
 from torchcpl.kernels.scores_triton import combine, forward
 from torchcpl.potentials import Potentials
 
+# Products that keep float32's digits on tensor cores, which cut off their sums at every step. Six of bfloat16 parts are
+# as many instructions as three of tf32 parts, but half as many steps: half the bias, to which the stop's gradient, a
+# sum over all contexts, owes most of its error.
+SINGLE = "bf16x6" if "bf16x6" in CUDAOptions.allowed_dot_input_precisions else "tf32x3"
 PROGRAMS = 264  # enough to fill a GPU: two for each of 132 multiprocessors
 
 
 def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bool = False) -> tuple[Tensor, Tensor]:
     """After each prefix of ``order`` (B, P, T), log P of the next pick, or of all that remain, and of the stop."""
+    picks, stop = Scores.apply(*_given(pot, order, rules), order.shape[2] if remaining else 1, "picks")
+    return picks, stop
+
+
+def sequence_nll(pot: Potentials, order: Tensor, rules: Rules, reduction: str) -> Tensor:
+    """−log P of the sequences ``order`` (B, T): their mean or sum, or with "none" each of them (B,)."""
+    loss: Tensor = Scores.apply(*_given(pot, order, rules), 1, reduction)
+    return loss
+
+
+def _given(pot: Potentials, order: Tensor, rules: Rules) -> tuple[Tensor | None, ...]:
     interaction = pot.interaction
     assert isinstance(interaction, LowRank)
-    batch, count, steps = order.shape
-    keys, stop_key = interaction.keys, interaction.stop_key
-    # (B, M, h) with M = P·(T+1), and (B, P, N)
-    query, rank = Prefixes.apply(interaction.values, order, keys.dtype)
-    stop = rules.biased(pot.stop).float().unsqueeze(-1).expand(batch, query.shape[1])
-    if stop_key is not None:
-        stop = stop + torch.einsum("bmh,bh->bm", query, stop_key.to(query.dtype))
-    ahead = steps if remaining else 1
-    picks, log_stop = Scores.apply(query, keys, pot.unary, rules.available, rank, stop, ahead)
-    return picks.view(batch, count, steps + 1), log_stop.view(batch, count, steps + 1)
+    factors = (interaction.keys, interaction.values, interaction.stop_key)
+    return pot.unary, rules.biased(pot.stop), *factors, rules.available, order.contiguous()
 
 
 @dataclass(frozen=True)
@@ -55,14 +66,15 @@ class Tiles:
     stages: int
 
 
+@lru_cache
 def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtype: torch.dtype) -> Tiles:
     """The tiles for B, P, T, N and h."""
     single = dtype == torch.float32  # three products of twice the size each: smaller tiles, so that registers suffice
     deep = max(16, triton.next_power_of_2(hidden))
     tall = min(max(16, triton.next_power_of_2(steps)), 32 if single or deep > 128 else 64)
     wide = 64 if deep <= 128 else 32
-    number = batch * count * max(1, triton.cdiv(steps, tall))
-    split = 1 if number >= PROGRAMS // 2 else min(triton.cdiv(PROGRAMS, number), triton.cdiv(candidates, 4 * wide))
+    number = batch * count * max(1, -(-steps // tall))
+    split = 1 if number >= PROGRAMS // 2 else min(-(-PROGRAMS // number), -(-candidates // (4 * wide)))
     return Tiles(
         *(tall, wide, deep),
         part=min(deep, 32) if single else deep,
@@ -75,76 +87,88 @@ def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtyp
 
 
 class Scores(torch.autograd.Function):
-    """Contexts (B, M, h), keys, unary, real (B, N), ranks, stop (B, M) → the two of ``prefix_log_probs``, (B, M) each.
+    """Potentials and sequences → what ``asked`` names: ``picks``, those of ``prefix_log_probs``, or a reduction.
 
     ``ahead`` of the picks after a prefix count as those to come.
     """
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
-        found = scores(*given)
-        *tensors, ctx.ahead = given
-        ctx.save_for_backward(found, *tensors)
-        return found[0], found[1]
+    def forward(ctx: Any, *given: Any) -> Any:
+        unary, stop, keys, values, stop_key, real, order, ahead, asked = given
+        # What −log P of whole sequences is weighted with; zero where that is not asked for.
+        scale = {"picks": 0.0, "mean": 1 / len(order)}.get(asked, 1.0)
+        found, query, rank = scores(*given[:-1], scale)
+        ctx.save_for_backward(found, query, rank, unary, keys, stop_key, real, order)
+        ctx.options = (values.dtype, ahead)
+        ctx.stop = stop.dtype
+        if asked == "picks":
+            return found[0], found[1]
+        return found[0].sum(-1) if asked == "none" else found[0].sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        d_query, d_keys, d_unary, d_stop = scores_backward(torch.stack(grads), *ctx.saved_tensors, ctx.ahead)
-        return d_query, d_keys, d_unary, None, None, d_stop, None
+    def backward(ctx: Any, g_picks: Tensor, g_stop: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        g_stop = None if g_stop is None else g_stop.contiguous()
+        d_unary, d_stop, d_keys, d_values, *d_stop_key = scores_backward(
+            g_picks.contiguous(), g_stop, *ctx.saved_tensors, *ctx.options
+        )
+        d_key = d_stop_key[0] if d_stop_key else None
+        return d_unary, d_stop.to(ctx.stop), d_keys, d_values, d_key, None, None, None, None
 
 
-def _scores_like(query: Tensor, *_: Any) -> Tensor:
-    """(5, B, M): picks, stop, and for the backward pass the normalisers in two parts and how many picks come."""
-    return torch.empty(5, *query.shape[:2], dtype=torch.float32, device=query.device)
-
-
-def _scores(query: Tensor, keys: Tensor, unary: Tensor, real: Tensor, rank: Tensor, stop: Tensor, ahead: int) -> Tensor:
-    found = _scores_like(query)
-    arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, stop, ahead)
-    contexts = found[0].numel()
-    parts = None if tile.split == 1 else torch.empty(4, tile.split, contexts, device=query.device)
-    forward[(tile.count, tile.split)](*arguments, found, parts, *sizes, **options)
+def _scores(
+    unary: Tensor, stop: Tensor, keys: Tensor, values: Tensor, stop_key: Tensor | None, real: Tensor, order: Tensor,
+    ahead: int, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """``found`` (5, B, [P,] T+1), for the backward pass too; and contexts and ranks, for it alone."""
+    query, rank = prefixes(values, order, keys.dtype)
+    if stop_key is not None:  # one for every context then
+        stop = stop.float().unsqueeze(-1) + torch.einsum("bmh,bh->bm", query, stop_key.to(query.dtype))
+    found = _found_like(unary, order)
+    arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, found, ahead)
+    contexts = query.shape[0] * query.shape[1]
+    parts = None if tile.split == 1 else found.new_empty(4, tile.split, contexts)
+    rest = (stop, *(*stop.stride(), 0)[:2], order if scale else None, scale, parts)
+    forward[(tile.count, tile.split)](*arguments, *rest, *sizes, **options)
     if parts is not None:
-        grid = (triton.cdiv(contexts, 128),)
-        combine[grid](parts, stop, *stop.stride(), found, tile.split, contexts, query.shape[1], BLOCK=128)
-    return found
-
-
-def _scores_backward_like(
-    grads: Tensor, found: Tensor, query: Tensor, keys: Tensor, unary: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    d_keys = torch.empty(keys.shape, dtype=keys.dtype, device=keys.device)
-    d_unary = torch.empty(unary.shape, dtype=unary.dtype, device=unary.device)
-    return torch.empty_like(query), d_keys, d_unary, torch.empty_like(found[0])
+        _, count, steps, *_ = sizes
+        combine[(-(-contexts // 128),)](found, *rest, tile.split, contexts, count, steps, BLOCK=128)
+    return found, query, rank
 
 
 def _scores_backward(
-    grads: Tensor, found: Tensor, query: Tensor, keys: Tensor, unary: Tensor, real: Tensor, rank: Tensor, stop: Tensor,
-    ahead: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    d_query, d_keys, d_unary, d_stop = _scores_backward_like(grads, found, query, keys, unary)
-    arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, stop, ahead)
-    parts = d_query if tile.split == 1 else query.new_empty(tile.split, *query.shape, dtype=torch.float32)
-    rest = (d_keys, d_unary) if tile.both else (None, None)
-    grid = (tile.count, tile.split)
-    backward_contexts[grid](*arguments, found, grads, parts, d_stop, *rest, *sizes, **options)
+    g_picks: Tensor, g_stop: Tensor | None, found: Tensor, query: Tensor, rank: Tensor, unary: Tensor, keys: Tensor,
+    stop_key: Tensor | None, real: Tensor, order: Tensor, dtype: torch.dtype, ahead: int,
+) -> list[Tensor]:  # fmt: skip
+    """The gradients of unary, stop, keys, values and the stop's key, if there is one."""
+    arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, found, ahead)
+    d_unary, d_keys, d_stop = unary.new_empty(unary.shape), keys.new_empty(keys.shape), found.new_empty(query.shape[:2])
+    split = tile.split > 1
+    d_query = found.new_empty(tile.split, *query.shape) if split else torch.empty_like(query)
+    arguments += (g_picks, min(g_picks.dim(), 1), g_stop)
+    both = (d_keys, d_unary) if tile.both else (None, None)
+    backward_contexts[(tile.count, tile.split)](*arguments, d_query, d_stop, *both, *sizes, **options)
     if not tile.both:
-        grid = (len(keys), triton.cdiv(keys.shape[1], tile.candidates))
-        backward_keys[grid](*arguments, found, grads, d_keys, d_unary, *sizes, **options)
-    if tile.split > 1:
-        d_query = parts.sum(0).to(query.dtype)
-    return d_query, d_keys, d_unary, d_stop
+        grid = (len(keys), -(-keys.shape[1] // tile.candidates))
+        backward_keys[grid](*arguments, d_keys, d_unary, *sizes, **options)
+    if split:
+        d_query = d_query.sum(0).to(query.dtype)
+    ending = []
+    if stop_key is not None:
+        slope = d_stop.to(query.dtype)
+        d_query.baddbmm_(slope.unsqueeze(2), stop_key.to(query.dtype).unsqueeze(1))
+        ending = [torch.einsum("bm,bmh->bh", slope, query).to(stop_key.dtype)]
+    return [d_unary, d_stop.sum(1), d_keys, prefixes_backward(d_query, order, keys.shape[1], dtype), *ending]
 
 
-def _launch(query: Tensor, keys: Tensor, unary: Tensor, real: Tensor, rank: Tensor, stop: Tensor, ahead: int) -> Any:
+def _launch(
+    query: Tensor, keys: Tensor, unary: Tensor, real: Tensor, rank: Tensor, found: Tensor, ahead: int
+) -> tuple[tuple[Any, ...], tuple[int, ...], Tiles, dict[str, Any]]:
     """What all kernels are given: tensors with their strides, sizes (N, P, T, h, ahead), tiles, options."""
-    batch, contexts, hidden = query.shape
-    _, count, candidates = rank.shape
-    steps = contexts // count - 1
+    batch, candidates, hidden = keys.shape
+    count = rank.shape[1]
+    steps = query.shape[1] // count - 1
     tile = tiles(batch, count, steps, candidates, hidden, keys.dtype)
-    seen = real.view(torch.uint8)
-    strided = [part for tensor in (keys, unary, seen) for part in (tensor, *tensor.stride())]
     options = {
         "TALL": tile.steps,
         "WIDE": tile.candidates,
@@ -154,22 +178,61 @@ def _launch(query: Tensor, keys: Tensor, unary: Tensor, real: Tensor, rank: Tens
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
-    tensors = [query.contiguous(), *strided, rank.contiguous(), stop, *stop.stride()]
+    tensors = (query, keys, *keys.stride(), unary, *unary.stride(), real, *real.stride(), rank, found)
     return tensors, (candidates, count, steps, hidden, ahead), tile, options
 
 
 def _precision(keys: Tensor) -> str:
-    if keys.dtype == torch.float32:
-        return (
-            "tf32x3"  # three products on the tensor cores keep float32's digits; a single one would lose half of them
-        )
-    return "ieee" if keys.is_cuda else "interpreted"
+    if not keys.is_cuda:
+        return "interpreted"
+    return SINGLE if keys.dtype == torch.float32 else "ieee"
 
 
-_TENSORS = "Tensor query, Tensor keys, Tensor unary, Tensor real, Tensor rank, Tensor stop, int ahead"
-scores = opaque(f"({_TENSORS}) -> Tensor", _scores, _scores_like)
+def opaque(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as it is, and as one operation that it does not look into for ``torch.compile``."""
+    operation = torch.library.custom_op(
+        f"torchcpl::{function.__name__.lstrip('_')}", function, mutates_args=(), schema=schema
+    )
+    operation.register_fake(fake)
+
+    def call(*arguments: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return operation(*arguments)
+        with torch.cuda.device_of(arguments[0]):
+            return function(*arguments)
+
+    return call
+
+
+def _found_like(unary: Tensor, order: Tensor) -> Tensor:
+    *sequences, steps = order.shape
+    return unary.new_empty(5, *sequences, steps + 1, dtype=torch.float32)
+
+
+def _scores_like(
+    unary: Tensor, stop: Any, keys: Tensor, values: Tensor, stop_key: Any, real: Any, order: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _found_like(unary, order), *prefixes_like(values, order, keys.dtype)
+
+
+def _scores_backward_like(
+    g_picks: Tensor, g_stop: Any, found: Any, query: Any, rank: Any, unary: Tensor, keys: Tensor,
+    stop_key: Tensor | None, real: Any, order: Any, dtype: torch.dtype, *_: Any,
+) -> list[Tensor]:  # fmt: skip
+    d_stop, d_values = g_picks.new_empty(keys.shape[0]), keys.new_empty(keys.shape, dtype=dtype)
+    ending = [] if stop_key is None else [stop_key.new_empty(stop_key.shape)]
+    return [unary.new_empty(unary.shape), d_stop, keys.new_empty(keys.shape), d_values, *ending]
+
+
+scores = opaque(
+    "(Tensor unary, Tensor stop, Tensor keys, Tensor values, Tensor? stop_key, Tensor real, Tensor order, int ahead,"
+    " float scale) -> (Tensor, Tensor, Tensor)",
+    _scores,
+    _scores_like,
+)
 scores_backward = opaque(
-    f"(Tensor grads, Tensor found, {_TENSORS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor g_picks, Tensor? g_stop, Tensor found, Tensor query, Tensor rank, Tensor unary, Tensor keys,"
+    " Tensor? stop_key, Tensor real, Tensor order, ScalarType dtype, int ahead) -> Tensor[]",
     _scores_backward,
     _scores_backward_like,
 )

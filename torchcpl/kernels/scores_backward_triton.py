@@ -3,8 +3,9 @@
 
     p = exp(logits − norm),     ∂logits = [to come]·∂picks − p·(number·∂picks + ∂stop)
 
-and from that ∂contexts = ∂logits·keys, ∂keys = ∂logitsᵀ·contexts and ∂unary = Σ ∂logits. ``grads`` (2, B·M) holds
-∂picks and ∂stop.
+and from that ∂contexts = ∂logits·keys, ∂keys = ∂logitsᵀ·contexts and ∂unary = Σ ∂logits. What comes in is ∂picks and
+∂stop, (B·M) each as ``g_picks`` and ``g_stop``; or, where the latter is None, the gradient of whole sequences,
+(B·P) or with ``g_row`` 0 one for all.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from torchcpl.kernels.scores_triton import VARYING, coming, load_rows, load_unar
 
 
 @triton.jit
-def load_gradients(found, grads, contexts, at, there):
-    """Of contexts: the two parts of norm, ∂picks, and what p is weighted with, number·∂picks + ∂stop."""
+def load_gradients(found, g_picks, g_row, g_stop, row, contexts, at, there):
+    """Of contexts: the two parts of norm, ∂picks, ∂stop, and what p is weighted with, number·∂picks + ∂stop."""
     peak = tl.load(found + 2 * contexts + at, mask=there, other=float("inf"))  # p is zero where nothing is there
     rest = tl.load(found + 3 * contexts + at, mask=there, other=0.0)
     number = tl.load(found + 4 * contexts + at, mask=there, other=0.0)
-    d_picks = tl.load(grads + at, mask=there, other=0.0)
-    return peak, rest, d_picks, number * d_picks + tl.load(grads + contexts + at, mask=there, other=0.0)
+    if g_stop is None:
+        slope = -tl.load(g_picks + row * g_row)
+        return peak, rest, tl.maximum(number, 0.0) * slope, tl.maximum(-number, 0.0) * slope, tl.abs(number) * slope
+    else:
+        d_picks = tl.load(g_picks + at, mask=there, other=0.0)
+        d_stop = tl.load(g_stop + at, mask=there, other=0.0)
+        return peak, rest, d_picks, d_stop, number * d_picks + d_stop
 
 
 @triton.jit
@@ -32,10 +38,9 @@ def gradient(logits, soon, peak, rest, d_picks, weight):
 
 
 @triton.jit
-def store_stop(d_stop, stop, grads, contexts, at, there, peak, rest, weight):
-    final = tl.load(stop, mask=there, other=-float("inf"))
-    slope = tl.load(grads + contexts + at, mask=there, other=0.0) - tl.exp(final - peak - rest) * weight
-    tl.store(d_stop + at, tl.where(final > -float("inf"), slope, 0.0), mask=there)
+def store_stop(result, found, contexts, at, there, d_stop, weight):
+    last = tl.load(found + contexts + at, mask=there, other=-float("inf"))
+    tl.store(result + at, tl.where(last > -float("inf"), d_stop - tl.exp(last) * weight, 0.0), mask=there)
 
 
 @triton.jit
@@ -47,8 +52,8 @@ def store_rows(pointer, at, there, values, start, H, WIDTH: tl.constexpr):
 # fmt: off
 @triton.jit(do_not_specialize=VARYING)
 def backward_contexts(
-    query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, stop, stop_b, stop_m,
-    found, grads, d_query, d_stop, d_keys, d_unary, N, P, T, H, ahead,
+    query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, found,
+    g_picks, g_row, g_stop, d_query, d_stop, d_keys, d_unary, N, P, T, H, ahead,
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):
     # fmt: on
@@ -65,15 +70,16 @@ def backward_contexts(
     base = row * (T + 1)
     query += base * H
     rank += row * N
-    stop += b * stop_b + row % P * (T + 1) * stop_m
     keys += b * keys_b
     unary += b * unary_b
     real += b * real_b
-    peak, rest, d_picks, weight = load_gradients(found, grads, contexts, base + t, t <= T)
-    peak_0, rest_0, d_picks_0, weight_0 = load_gradients(found, grads, contexts, base, True)
+    peak, rest, d_picks, slope, weight = load_gradients(found, g_picks, g_row, g_stop, row, contexts, base + t, t <= T)
+    peak_0, rest_0, d_picks_0, slope_0, weight_0 = load_gradients(
+        found, g_picks, g_row, g_stop, row, contexts, base, True
+    )
     if tl.program_id(1) == 0:
-        store_stop(d_stop, stop + t * stop_m, grads, contexts, base + t, t <= T, peak, rest, weight)
-        store_stop(d_stop, stop, grads, contexts, base, tile == 0, peak_0, rest_0, weight_0)
+        store_stop(d_stop, found, contexts, base + t, t <= T, slope, weight)
+        store_stop(d_stop, found, contexts, base, tile == 0, slope_0, weight_0)
 
     d_q = tl.zeros((TALL, DEEP), tl.float32)
     first, last = share_of(N, WIDE)
@@ -106,8 +112,8 @@ def backward_contexts(
 # fmt: off
 @triton.jit(do_not_specialize=VARYING)
 def backward_keys(
-    query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, stop, stop_b, stop_m,
-    found, grads, d_keys, d_unary, N, P, T, H, ahead,
+    query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, found,
+    g_picks, g_row, g_stop, d_keys, d_unary, N, P, T, H, ahead,
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):
     # fmt: on
@@ -130,7 +136,7 @@ def backward_keys(
         t = (tile % tiles) * TALL + 1 + tl.arange(0, TALL)
         ranks = tl.load(rank + row * N + n, mask=n < N, other=-1)
         here = query + base * H
-        peak, rest, d_picks, weight = load_gradients(found, grads, contexts, base + t, t <= T)
+        peak, rest, d_picks, _, weight = load_gradients(found, g_picks, g_row, g_stop, row, contexts, base + t, t <= T)
         logits, left = score(
             here, t, T, keys, keys_n, keys_h, n, theta, there, ranks, N, H, TALL, WIDE, DEEP, PART, PRECISION
         )
@@ -139,7 +145,8 @@ def backward_keys(
         q = load_rows(here, t, H, 1, t <= T, 0, H, DEEP)
         d_k = product(tl.trans(d_logits.to(q.dtype)), q, d_k, PRECISION)
         d_theta += tl.sum(d_logits, 0)
-        peak, rest, d_picks, weight = load_gradients(found, grads, contexts, base, tile % tiles == 0)
+        first = tile % tiles == 0
+        peak, rest, d_picks, _, weight = load_gradients(found, g_picks, g_row, g_stop, row, contexts, base, first)
         d_theta += gradient(logit_0, coming(ranks, ranks, T, ahead), peak, rest, d_picks, weight)
     store_rows(d_keys + b * N * H, n, n < N, d_k, 0, H, DEEP)
     tl.store(d_unary + b * N + n, d_theta, mask=n < N)

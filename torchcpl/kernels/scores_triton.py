@@ -10,7 +10,11 @@ The first of a sequence is zero and needs no product: the first tile's program t
 the tiles hold T contexts, which is a power of two more often than T+1.
 
 ``found`` (5, B·M) holds log P of the picks to come and of the stop, then the normaliser as peak + rest, whose sum would
-lose digits, and the number of picks to come.
+lose digits, and the number of picks to come, zero where the stop is certain for want of anything else.
+
+Where the kernels are given ``order`` (B·P, T), what is asked for is −log P of each sequence, times ``scale``: the first
+of the five is then −log P of the choice that the sequence makes, its next pick or after the last one the stop (zero
+beyond), and the number is ``scale`` for a pick and −``scale`` for that stop.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ def load_rows(pointer, rows, row_stride, column_stride, there, start, H, WIDTH: 
 @triton.jit
 def load_unary(n, unary, unary_n, real, real_n, N):
     """Unary scores, and whether the candidates are there; what padding holds is not read."""
-    there = tl.load(real + n * real_n, mask=n < N, other=0) != 0
+    there = tl.load(real + n * real_n, mask=n < N, other=0)
     return tl.load(unary + n * unary_n, mask=there, other=0.0).to(tl.float32), there
 
 
@@ -89,25 +93,33 @@ def share_of(N, WIDE: tl.constexpr):
 
 
 @triton.jit
-def settle(found, at, contexts, there, top, mass, wanted, number, stop):
+def settle(found, order, at, contexts, there, top, mass, wanted, number, stop, T, scale):
     """Write down the scores of contexts whose candidates weigh ``mass``·exp(top)."""
     peak = tl.maximum(tl.maximum(top, stop), LOWEST)
     total = mass * tl.exp(top - peak) + tl.exp(stop - peak)
     # With nothing left to choose the stop is certain, even one whose logit is −inf.
     peak = tl.where(total > 0, peak, 0.0)
     rest = tl.log(tl.where(total > 0, total, 1.0))
-    tl.store(found + at, wanted - number * peak - number * rest, mask=there)
-    tl.store(found + contexts + at, tl.where(total > 0, stop - peak - rest, 0.0), mask=there)
+    picks = wanted - number * peak - number * rest
+    last = tl.where(total > 0, stop - peak - rest, 0.0)
+    if order is not None:
+        before = tl.load(order + at - at // (T + 1) - 1, mask=there & (at % (T + 1) > 0), other=0)  # the latest pick
+        ended = (number == 0) & (before >= 0)
+        picks = tl.where(ended, -last, -picks) * scale
+        number = tl.where(ended, -scale, number * scale)
+    tl.store(found + at, picks, mask=there)
+    tl.store(found + contexts + at, last, mask=there)
     tl.store(found + 2 * contexts + at, peak, mask=there)
     tl.store(found + 3 * contexts + at, rest, mask=there)
-    tl.store(found + 4 * contexts + at, number, mask=there)
+    tl.store(found + 4 * contexts + at, tl.where(total > 0, number, 0.0), mask=there)
 
 
 @triton.jit
-def hand_in(found, parts, stop, at, contexts, there, top, mass, wanted, number):
+def hand_in(found, parts, stop, order, at, contexts, there, top, mass, wanted, number, T, scale):
     """Settle, or leave it to ``combine`` when this is but a part."""
     if parts is None:
-        settle(found, at, contexts, there, top, mass, wanted, number, tl.load(stop, mask=there, other=0.0))
+        final = tl.load(stop, mask=there, other=0.0).to(tl.float32)
+        settle(found, order, at, contexts, there, top, mass, wanted, number, final, T, scale)
     else:
         each = tl.num_programs(1) * contexts
         spot = parts + tl.program_id(1) * contexts + at
@@ -120,8 +132,8 @@ def hand_in(found, parts, stop, at, contexts, there, top, mass, wanted, number):
 # fmt: off
 @triton.jit(do_not_specialize=VARYING)
 def forward(
-    query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, stop, stop_b, stop_m,
-    found, parts, N, P, T, H, ahead,
+    query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, found,
+    stop, stop_b, stop_m, order, scale, parts, N, P, T, H, ahead,
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):
     # fmt: on
@@ -166,15 +178,17 @@ def forward(
     peak = tl.max(top, 1)
     mass = tl.sum(mass * tl.exp(top - peak[:, None]), 1)
     wanted = tl.sum(wanted, 1)
-    hand_in(found, parts, stop + t * stop_m, base + t, contexts, t <= T, peak, mass, wanted, tl.sum(number, 1))
+    number = tl.sum(number, 1)
+    hand_in(found, parts, stop + t * stop_m, order, base + t, contexts, t <= T, peak, mass, wanted, number, T, scale)
     peak_0 = tl.max(top_0, 0)
     mass_0 = tl.sum(mass_0 * tl.exp(top_0 - peak_0), 0)
     wanted_0 = tl.sum(wanted_0, 0)
-    hand_in(found, parts, stop, base, contexts, tile == 0, peak_0, mass_0, wanted_0, tl.sum(number_0, 0))
+    number_0 = tl.sum(number_0, 0)
+    hand_in(found, parts, stop, order, base, contexts, tile == 0, peak_0, mass_0, wanted_0, number_0, T, scale)
 
 
-@triton.jit(do_not_specialize=["split", "contexts", "M"])
-def combine(parts, stop, stop_b, stop_m, found, split, contexts, M, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["split", "contexts", "P", "T"])
+def combine(found, stop, stop_b, stop_m, order, scale, parts, split, contexts, P, T, BLOCK: tl.constexpr):
     """Scores from the parts (4, split, B·M) that programs have written."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < contexts
@@ -191,5 +205,6 @@ def combine(parts, stop, stop_b, stop_m, found, split, contexts, M, BLOCK: tl.co
         top = higher
         wanted += tl.load(here + 2 * each, mask=there, other=0.0)
         number += tl.load(here + 3 * each, mask=there, other=0.0)
-    final = tl.load(stop + at // M * stop_b + at % M * stop_m, mask=there, other=0.0)
-    settle(found, at, contexts, there, top, mass, wanted, number, final)
+    M = P * (T + 1)
+    final = tl.load(stop + at // M * stop_b + at % M * stop_m, mask=there, other=0.0).to(tl.float32)
+    settle(found, order, at, contexts, there, top, mass, wanted, number, final, T, scale)
