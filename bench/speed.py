@@ -5,8 +5,9 @@
     python -m bench.performance              # the page made from the files
 
 Rows whose variant says ``captured`` are replays of a CUDA graph; the others are what a caller sees. ``mib`` is what
-the work must at least read and write, ``work_mib`` the peak without the gradients that are returned. The file is
-written after every part, so that a part that fails, which it names, does not take the others along.
+the work must at least read and write, ``work_mib`` the peak without the gradients that are returned: while the forward
+pass runs and keeps what the backward pass needs there are none yet, and at the end there are all. The file is written
+after every part, so that a part that fails, which it names, does not take the others along.
 """
 
 from __future__ import annotations
@@ -147,13 +148,14 @@ def decode_rows(batch: int, n: int, steps: int, hidden: int, dtype: torch.dtype,
     pots = decode_inputs(batch, n, hidden, dtype, dense)
     fast: list[Work] = [partial(greedy, pot, steps, "auto") for pot in pots]
     way = dispatch.plan(pots[0], Rules(pots[0], steps)) if CUDA else None
+    name = f"{KERNEL}, {given}"
     if way is not None:
         sizes["way"] = f"{way.form} {way.path} {way.size}"
     elif CUDA:
-        sizes["way"] = "plain"  # which is faster here
-    rows = [measure("greedy", f"{KERNEL}, {given}", dtype, fast, **sizes)]
+        name = f"auto (plain), {given}"  # which is faster here
+    rows = [measure("greedy", name, dtype, fast, **sizes)]
     if CUDA and batch * n * hidden < 2**29:
-        rows.append(row("greedy", f"{KERNEL}, {given}, captured", dtype, graphed(fast), rows[0]["peak_mib"], **sizes))
+        rows.append(row("greedy", f"{name}, captured", dtype, graphed(fast), rows[0]["peak_mib"], **sizes))
     plain: list[Work] = [partial(greedy, pot, steps, "plain") for pot in pots[:2]]
     rows.append(measure("greedy", f"plain, {given}", dtype, plain, **sizes))
     if dense and batch <= 64 and dtype == torch.float32:
@@ -248,9 +250,12 @@ def bench_loss() -> list[Row]:
                     for part, way in (("forward", forward), ("forward+backward", gradients)):
                         calls: list[Work] = [partial(way, function, kind, variant == "dense", *i) for i in inputs]
                         found = measure(f"{kind}_nll {part}", variant, dtype, calls, **sizes, mib=floors[part])
-                        if part == "forward+backward":
-                            found["work_mib"] = round(found["peak_mib"] - returned, 1)
                         rows.append(found)
+                    kept = peak(partial(function, kind, variant == "dense", *inputs[0]))
+                    found["work_mib"] = round(max(kept, found["peak_mib"] - returned), 1)
+                    if CUDA:
+                        again = {**sizes, "mib": found["mib"]}
+                        rows.append(row(found["work"], f"{variant}, captured", dtype, graphed(calls), 0.0, **again))
             del inputs, calls
             if CUDA:
                 torch.cuda.empty_cache()

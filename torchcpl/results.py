@@ -109,15 +109,16 @@ def read_json(path: str | Path) -> Any:
 def run_info(*, seeds: Sequence[int] = (), device: torch.device | str | None = None) -> dict[str, Any]:
     """What a number needs beside it: ``command``, ``commit``, ``dirty``, ``device``, ``versions``, ``seeds``.
 
-    ``commit`` is that of the checkout the package runs from (None outside one), ``dirty`` whether its
-    files differ from that. ``device`` is the one named, else CUDA where there is one.
+    ``commit`` is ``$TORCHCPL_COMMIT``, for a copy of the source without its history, or that of the checkout the
+    package runs from (None outside one), ``dirty`` whether its files differ from that. ``device`` is the one named,
+    else CUDA where there is one.
     """
-    commit = _git("rev-parse", "HEAD") if _git("ls-files", "--error-unmatch", Path(__file__).name) else None
-    commit = commit or os.environ.get("TORCHCPL_COMMIT")  # for a copy of the source without its history
+    named = os.environ.get("TORCHCPL_COMMIT")
+    ours = not named and _git("ls-files", "--error-unmatch", Path(__file__).name)
     return {
         "command": _command(),
-        "commit": commit,
-        "dirty": bool(_git("status", "--porcelain", "--", ".")) if commit else None,
+        "commit": named or (_git("rev-parse", "HEAD") if ours else None),
+        "dirty": bool(_git("status", "--porcelain", "--", ".")) if ours else None,
         "device": device_name(device),
         "versions": _versions(),
         "seeds": list(seeds),

@@ -186,7 +186,7 @@ class Table:
             for row in group:
                 bold = [column.name in self._best(row, group) for column in self.columns]
                 yield _Line("ours", [column.cell(row) for column in self.columns], bold)
-                theirs = published.get(row[self.columns[0].name])
+                theirs = published.pop(row[self.columns[0].name], None)  # once, under the first rule
                 if theirs:
                     cells = ["  published", *(column.cell(theirs) for column in self.columns[1:])]
                     yield _Line("published", cells, [False] * len(cells))

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import nn
 
 from torchcpl.checks import check_count
 from torchcpl.config import TrainConfig, override
+from torchcpl.inference import compile_for_inference
 from torchcpl.results import device_name, load_checkpoint, load_weights, read_json, run_info
 from torchcpl.selectors import PointerHead
 from torchcpl.tables import Column, Row, Table, summarise
@@ -203,20 +203,18 @@ class Benchmark(Generic[C]):
             notes.append(
                 f"Checkpoint{' and threshold' if rows[-1]['knob'][0] is not None else ''} chosen on {rules[0]}."
             )
-        notes.append(f"ms: one example at a time, {device_name(device_of(here(runs[0].config)))}.")
+        notes.append(f"ms: one example at a time, {_where(device_of(here(runs[0].config)))}.")
         return tuple(notes)
 
     # --------------------------------------------------------------------------------------------- speed
 
-    @torch.inference_mode()
     def _quick_ms(self, run: Run[C]) -> dict[str, float | None]:
         """The tables' column: whole predictions, one at a time; None for an archived run without its weights."""
         if not (run.path / "best" / "model.safetensors").is_file():
             return {"ms": None}
         task, model = self.restore(run)
         knob = run.state["best"]["metrics"].get("knob")
-        inputs = task.examples(1, TIMED)
-        mean, deviation = clock([partial(model.select, one, knob) for one in inputs])
+        mean, deviation = clock(ready(lambda one: model.select(one, knob), task.examples(1, TIMED)))
         return {"ms": mean, "ms_std": deviation}
 
     def bench(
@@ -257,7 +255,7 @@ class Benchmark(Generic[C]):
                 ]
         device = models[0][0].device
         notes = (
-            f"ms an example: mean ± std of {repeats}; {precision}, {device_name(device)}.",
+            f"ms an example: mean ± std of {repeats}; {precision}, {_where(device)}.",
             "Picks: mean number; of CPL and the pointer, the decoding steps."
             + ("" if paths else " Untrained weights."),
         )
@@ -265,38 +263,42 @@ class Benchmark(Generic[C]):
         return Table(f"Speed of a prediction, {self.subject}", SPEED, rows, (), notes, info | {"precision": precision})
 
 
+def _where(device: torch.device) -> str:
+    """Where times were taken."""
+    return device_name(device) + (", as one CUDA graph" if device.type == "cuda" else "")
+
+
 def _method(run: Run[Any]) -> str:
     return str(run.config.method)
 
 
-@torch.inference_mode()
 def _timed(
     model: Any, inputs: Sequence[Any], knob: float | None, repeats: int, precision: str
 ) -> list[tuple[str, dict[str, Any]]]:
     """Times of a model on the inputs, a row for each of its forms."""
     batch, rows = len(inputs[0]), []
     pointers = [part for part in model.modules() if isinstance(part, PointerHead)]
-    forms = {"": True, ", recomputing": False} if pointers else {"": True}
-    with torch.autocast(_device(model).type, torch.bfloat16, enabled=precision == "bf16-mixed"):
-        encoded = [model.encode(one) for one in inputs]
-        work: dict[str, list[Callable[[], Any]]] = {
-            "encoder_ms": [partial(model.encode, one) for one in inputs],
-            "decode_ms": [partial(model.decode, *pair, knob) for pair in zip(encoded, inputs, strict=True)],
-            "ms": [partial(model.select, one, knob) for one in inputs],
-        }
-        for form, cached in forms.items():
-            for pointer in pointers:
-                pointer.cache = cached
-            row: dict[str, Any] = {"batch": batch}
-            row["picks"] = statistics.fmean(float(call().lengths.float().mean()) for call in work["decode_ms"])
-            for name, calls in work.items():
-                row[name], row[f"{name}_std"] = clock(calls, repeats, batch)
-            rows.append((form, row))
+    for form, cached in {"": True, ", recomputing": False}.items() if pointers else [("", True)]:
+        for pointer in pointers:
+            pointer.cache = cached
+        encode, pairs = ready(model.encode, inputs, precision), []
+        for call, one in zip(encode, inputs, strict=True):
+            pairs.append((call(), one))
+        decode = ready(lambda pair: model.decode(*pair, knob), pairs, precision)
+        whole = ready(lambda one: model.select(one, knob), inputs, precision)
+        row: dict[str, Any] = {"batch": batch}
+        row["picks"] = statistics.fmean(float(call().lengths.float().mean()) for call in decode)
+        for name, calls in {"encoder_ms": encode, "decode_ms": decode, "ms": whole}.items():
+            row[name], row[f"{name}_std"] = clock(calls, repeats, batch)
+        rows.append((form, row))
     return rows
 
 
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
+def ready(work: Callable[[Any], Any], inputs: Sequence[Any], precision: str = "32-true") -> list[Callable[[], Any]]:
+    """Calls of ``work`` on each input; on CUDA they replay one captured graph."""
+    dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
+    run = compile_for_inference(work, inputs[0], dtype=dtype)
+    return [partial(run, one) for one in inputs]
 
 
 def clock(calls: Sequence[Callable[[], Any]], repeats: int = 10, share: int = 1) -> tuple[float, float]:
