@@ -173,12 +173,12 @@ def _parser() -> argparse.ArgumentParser:
             f"  torchcpl table {name} results/table.json --markdown    a table again, without computing"
         )
         sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="finished runs; or one JSON file of a table")
-        sub.add_argument("--train", action="store_true", help="without RUN: train what is missing")
-        sub.add_argument("--jobs", type=int, default=1, help="runs to train side by side (default: 1)")
+        sub.add_argument("--train", action="store_true", default=None, help="without RUN: train what is missing")
+        sub.add_argument("--jobs", type=int, help="without RUN: runs to train side by side (default: 1)")
         sub.add_argument(
             "--methods", nargs="+", choices=tuple(commands.BENCHMARK.names), help="without RUN (default: all)"
         )
-        sub.add_argument("--seeds", nargs="+", type=int, default=[0], help="without RUN (default: 0)")
+        sub.add_argument("--seeds", nargs="+", type=int, help="without RUN (default: 0)")
         said = f"without RUN: where the runs are or go (default: runs/{name}-RECIPE)"
         sub.add_argument("--runs", dest="folder", type=Path, metavar="DIR", help=said)
         said = "on what the checkpoint is chosen (default: all that the runs allow)"
@@ -298,7 +298,8 @@ def _config(commands: Commands, options: argparse.Namespace, begun: Path | None 
 
 def _refuse_settings(commands: Commands, options: argparse.Namespace) -> None:
     """Runs that are named bring their settings with them."""
-    given = [name for name in ("recipe", "config", "methods", "train", "folder") if getattr(options, name, None)]
+    without = ("recipe", "config", "methods", "seeds", "train", "jobs", "folder")
+    given = [name for name in without if getattr(options, name, None) is not None]
     given += [f.name for f in fields(commands.BENCHMARK.config) if hasattr(options, f.name)]  # absent unless given
     if given:
         option = {"folder": "runs"}.get(given[0], given[0]).replace("_", "-")
@@ -311,9 +312,14 @@ def _planned(commands: Commands, options: argparse.Namespace, folder: Path) -> l
         if hasattr(options, one):
             raise ValueError(f"--{one}: a table has several, expected --{many}")
     planned = plan(
-        _config(commands, options), options.methods or tuple(commands.BENCHMARK.names), options.seeds, folder
+        _config(commands, options), options.methods or tuple(commands.BENCHMARK.names), options.seeds or [0], folder
     )
-    complete(planned, commands.BENCHMARK.make_task, train=options.train, jobs=options.jobs)
+    complete(
+        planned,
+        commands.BENCHMARK.make_task,
+        train=bool(options.train),
+        jobs=1 if options.jobs is None else options.jobs,
+    )
     return list(planned)
 
 

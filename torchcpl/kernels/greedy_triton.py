@@ -96,8 +96,7 @@ def _forms(interaction: Any, way: Plan) -> tuple[Tensor | None, ...]:
     if way.form == "factored":
         return None, None, keys, values, stop_key
     values = values.to(keys.dtype)
-    scale = max(keys.shape[2], 1) ** -0.5
-    stop_row = None if stop_key is None else torch.einsum("bnh,bh->bn", values, stop_key.to(keys.dtype)) * scale
+    stop_row = None if stop_key is None else _product_of(stop_key.to(keys.dtype).unsqueeze(1), values).squeeze(1)
     return _product_of(keys, values), stop_row, None, None, None
 
 

@@ -150,7 +150,8 @@ class Benchmark(Generic[C]):
                 if found:
                     rows.append(self._row(method, rule, found, group) | timing[method])
         if len(rows) == count:
-            raise ValueError(f"rules: the runs allow {', '.join(self.by_rule(runs[0]))}, got {', '.join(rules)}")
+            known = [name for name, rule in self.rules.items() if rule in self.by_rule(runs[0])]
+            raise ValueError(f"rules: the runs allow {', '.join(known)}, got {', '.join(rules)}")
         config = runs[0].config
         notes = self._notes(runs, rows)
         info = self._info(runs) | {"config": shared}

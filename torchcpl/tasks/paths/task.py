@@ -133,8 +133,7 @@ class PathsModel(nn.Module):
 
     def points(self, features: Tensor) -> Tensor:
         """The point (B, N, 2) in each cell, px."""
-        points: Tensor = self.corners + CELL * self.offset(features).float().sigmoid()
-        return points
+        return torch.add(self.corners, self.offset(features).float().sigmoid(), alpha=CELL)
 
     def forward(self, batch: PathBatch) -> dict[str, Tensor]:
         target, _ = cells_of(batch.path)
