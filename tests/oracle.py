@@ -70,6 +70,16 @@ def coverage_effect(
     return effect
 
 
+def latest_effect(base: Effect, latest: Effect) -> Effect:
+    """``base``, and what ``latest`` says of the last pick alone."""
+
+    def effect(picks: Picks) -> tuple[list[float], float]:
+        both = base(picks), latest(picks[-1:])
+        return [a + b for a, b in zip(both[0][0], both[1][0], strict=True)], both[0][1] + both[1][1]
+
+    return effect
+
+
 @dataclass
 class Row:
     """One row of a batch."""

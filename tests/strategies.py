@@ -11,12 +11,27 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from oracle import Limits, Row, complete, context_effect, coverage_effect, everything, feasible, matrix_effect
+from oracle import (
+    Limits,
+    Row,
+    complete,
+    context_effect,
+    coverage_effect,
+    everything,
+    feasible,
+    latest_effect,
+    matrix_effect,
+)
 from torch import Tensor
 
 import torchcpl as cpl
 
-KINDS = ("dense", "dense+stop", "lowrank", "lowrank+stop", "contextual", "contextual+stop", "coverage", "coverage+stop")
+SETS = ("dense", "dense+stop", "lowrank", "lowrank+stop", "contextual", "contextual+stop", "coverage", "coverage+stop")
+KINDS = (*SETS, "recent", "recent+stop")  # of the latter two the order of the picks matters
+PARTS_OF = (
+    *("W", "stop_row", "keys", "values", "stop_key"),
+    *("cover_keys", "cover_values", "cover_offset", "last_keys", "last_values", "last_stop_key"),
+)  # the tensors an interaction may have
 Array = NDArray[np.float64]
 
 MIX = np.array([[0.7, -0.4, 0.2], [0.1, 0.5, -0.9], [-0.3, 0.8, 0.6]])
@@ -76,13 +91,20 @@ def build(
         stop_key = fill((batch, HIDDEN)) if live else None
         torch_stop = None if stop_key is None else torch.tensor(stop_key)
         plain: Callable[[list[float], int], list[float]] = unchanged
-        cover_keys, cover_values, offset = keys, values, unary[:, :0].sum(1)
+        cover_keys, cover_values, offset = keys, values, unary[:, :0].sum(1)  # or those of the latest pick
+        last_stop: Array | None = None
         if kind.startswith("lowrank"):
             interaction = cpl.LowRank(torch.tensor(keys), torch.tensor(values), torch_stop)
         elif kind.startswith("coverage"):
             cover_keys, cover_values, offset = fill((batch, n, 2)), fill((batch, n, 2)), fill((batch,))
             cover = (torch.tensor(part) for part in (cover_keys, cover_values, offset))
             interaction = cpl.Coverage(torch.tensor(keys), torch.tensor(values), *cover, torch_stop)
+        elif kind.startswith("recent"):
+            cover_keys, cover_values = fill((batch, n, 2)), fill((batch, n, 2))
+            last = [torch.tensor(part) for part in (cover_keys, cover_values)]
+            last_stop = fill((batch, 2)) if live else None
+            latter = None if last_stop is None else torch.tensor(last_stop)
+            interaction = cpl.Recent(torch.tensor(keys), torch.tensor(values), *last, torch_stop, latter)
         else:
             interaction = cpl.Contextual(torch.tensor(keys), torch.tensor(values), torch_network, torch_stop)
             plain = plain_network
@@ -91,6 +113,10 @@ def build(
             effect = context_effect(keys[b].tolist(), values[b].tolist(), plain, key)
             if kind.startswith("coverage"):
                 effect = coverage_effect(effect, cover_keys[b].tolist(), cover_values[b].tolist(), float(offset[b]))
+            if kind.startswith("recent"):
+                key = None if last_stop is None else last_stop[b].tolist()
+                latest = context_effect(cover_keys[b].tolist(), cover_values[b].tolist(), unchanged, key)
+                effect = latest_effect(effect, latest)
             effects.append(effect)
     pot = cpl.Potentials(torch.tensor(unary), torch.tensor(stop), interaction, torch.tensor(mask))
     rows = [Row(unary[b].tolist(), float(stop[b]), effects[b], mask[b].tolist()) for b in range(batch)]
@@ -118,12 +144,14 @@ MANNERS: dict[str, Callable[[Array], Array]] = {
 
 
 @st.composite
-def cases(draw: Any, max_n: int = 5, max_b: int = 3, manners: tuple[str, ...] = tuple(MANNERS)) -> Case:
+def cases(
+    draw: Any, max_n: int = 5, max_b: int = 3, manners: tuple[str, ...] = tuple(MANNERS), kinds: tuple[str, ...] = KINDS
+) -> Case:
     """Every kind, 1 … ``max_n`` candidates, random masks (all-padded rows too), three manners of values.
 
     They are ordinary, or few and equal (ties), or large (one choice is all but certain).
     """
-    kind = draw(st.sampled_from(KINDS))
+    kind = draw(st.sampled_from(kinds))
     n = draw(st.integers(1, max_n))
     batch = draw(st.integers(1, max_b))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))

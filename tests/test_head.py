@@ -23,6 +23,8 @@ HEADS: dict[str, dict[str, Any]] = {
     "contextual+stop": {"kind": "contextual", "live_stop": True},
     "coverage": {"kind": "coverage"},
     "coverage+stop": {"kind": "coverage", "live_stop": True},
+    "recent": {"kind": "recent"},
+    "recent+stop": {"kind": "recent", "live_stop": True},
 }
 TARGET = torch.tensor([[3, 1, 0], [2, -1, -1]])
 
@@ -185,6 +187,8 @@ class Loss(nn.Module):
 @pytest.mark.parametrize("form", ["ordered", "exact", "permutations", "subsets"])
 @pytest.mark.parametrize("name", HEADS)
 def test_compile_of_head_and_loss(name: str, form: str) -> None:
+    if name.startswith("recent") and form in ("exact", "subsets"):
+        return  # which are of sets
     features, mask = inputs()
     model = Loss(make(name), form)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

@@ -207,6 +207,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "mass": {"stop_rule": "mass"},
     "contextual": {"kind": "contextual"},
     "coverage, mass": {"kind": "coverage", "stop_rule": "mass"},
+    "recent": {"kind": "recent", "live_stop": True},
     "pointer": {"method": "pointer"},
     "pointer, no cache": {"method": "pointer", "pointer_cache": False},
     "bce": {"method": "bce"},
@@ -292,7 +293,7 @@ def test_the_same_calls_do_ask_when_nothing_is_captured() -> None:
 
 
 @on_cuda
-@pytest.mark.parametrize("kind", ["lowrank", "contextual", "coverage"])
+@pytest.mark.parametrize("kind", ["lowrank", "contextual", "coverage", "recent"])
 def test_decoding_does_not_make_the_host_wait(kind: str) -> None:
     """31 steps, before the first look at whether all have stopped; by the kernels and without them."""
     net, given = model(kind=kind), pair(2, 50)

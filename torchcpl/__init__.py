@@ -14,7 +14,7 @@ from torchcpl.distribution import ContextualPlackettLuce
 from torchcpl.functional import log_prob, set_log_prob
 from torchcpl.head import CPLHead
 from torchcpl.inference import compile_for_inference
-from torchcpl.interactions import Contextual, Coverage, Dense, Interaction, LowRank
+from torchcpl.interactions import Contextual, Coverage, Dense, Interaction, LowRank, Recent
 from torchcpl.kernels import set_kernels
 from torchcpl.losses import ordered_nll, subset_nll
 from torchcpl.potentials import Potentials, Selection
@@ -34,6 +34,7 @@ __all__ = [
     "Interaction",
     "LowRank",
     "Potentials",
+    "Recent",
     "Require",
     "Selection",
     "beam",

@@ -152,9 +152,9 @@ def set_log_prob(
     """Log-probability (B,) of ending with exactly ``subset`` (B, T), in any order, and its standard error (B,).
 
     Exact up to 15 items, by dynamic programming over subsets: P(A) = Σ_{i∈A} P(A∖i)·P(i | A∖i), then the stop; the
-    error is zero. Above that, or when ``num_samples`` is given, importance sampling: draw an order of the subset by
-    the process confined to it; the probability mass it is confined to at each step multiplies to an unbiased
-    estimate of the probability.
+    error is zero. Above that, for an interaction that depends on the whole order of the picks, or when ``num_samples``
+    is given, importance sampling: draw an order of the subset by the process confined to it; the probability mass it
+    is confined to at each step multiplies to an unbiased estimate of the probability.
     """
     check_sequences("subset", subset, pot)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
@@ -167,7 +167,7 @@ def set_log_probs(
     """``set_log_prob`` under given rules."""
     most = int((subset >= 0).sum(-1).max()) if subset.numel() else 0
     subset = subset[:, :most]  # columns of nothing but padding would double the work each
-    if num_samples is None and most > SUBSET_LIMIT:
+    if num_samples is None and (most > SUBSET_LIMIT or (most > 1 and pot.interaction.depends_on == "order")):
         num_samples = 1024
     if num_samples is None:
         exact = blame_nan(_set_log_prob_exact(pot, subset, rules), pot)
@@ -180,9 +180,10 @@ def set_log_probs(
 def _set_log_prob_exact(pot: Potentials, subset: Tensor, rules: Rules) -> Tensor:
     """Size by size, the probability of passing through each sub-subset A.
 
-    Where the rules look at the latest pick it is part of the state, which is then (A, last) with L = |A| lasts.
+    Where rules or interaction look at the latest pick it is part of the state, then (A, last) with L = |A| lasts.
     """
     items = subset.shape[1]
+    ordered = rules.ordered or pot.interaction.depends_on == "last"
     codes = torch.arange(2**items, device=subset.device)
     inside = (codes.unsqueeze(-1) >> torch.arange(items, device=subset.device)) & 1 == 1  # (2^T, T)
     place = torch.zeros_like(codes)  # where a code stands among those of its size
@@ -192,12 +193,12 @@ def _set_log_prob_exact(pot: Potentials, subset: Tensor, rules: Rules) -> Tensor
         here = (inside.sum(-1) == size).nonzero().squeeze(-1)  # (A,)
         place[here] = torch.arange(len(here), device=subset.device)
         present = inside[here].nonzero()[:, 1].view(len(here), size)  # (A, size) the items of A
-        lasts = subset[:, present] if rules.ordered and size else subset.new_full((len(subset), len(here), 1), -1)
+        lasts = subset[:, present] if ordered and size else subset.new_full((len(subset), len(here), 1), -1)
         if size:
             before = place[here.unsqueeze(-1) - (1 << present)]  # (A, size) A without each of them
             through = (reach.unsqueeze(-1) + step).transpose(2, 3)  # (B, ·, T+1, L)
             arrive = through[:, before, present]  # (B, A, size, L)
-            reach = logsumexp(arrive if rules.ordered else arrive.flatten(2).unsqueeze(2))  # (B, A, L)
+            reach = logsumexp(arrive if ordered else arrive.flatten(2).unsqueeze(2))  # (B, A, L)
         step = _item_log_probs(pot, subset, inside[here], lasts, rules)  # (B, A, L, T+1)
         reach = reach if size else torch.zeros_like(step[..., 0])
         # A row of this many items has picked them all in its first A, and stops.
@@ -213,7 +214,10 @@ def _item_log_probs(pot: Potentials, subset: Tensor, inside: Tensor, lasts: Tens
     parts = []
     for block, last in zip(inside.split(chunk), lasts.split(chunk, 1), strict=True):
         picks = subset.unsqueeze(1).masked_fill(~block, -1).repeat_interleave(width, 1)  # (B, A·L, T)
-        history = History(picked_mask(picks, n), last.flatten(1), (picks >= 0).sum(-1))
+        latest = last.flatten(1)  # (B, A·L)
+        history = History(picked_mask(picks, n), latest, (picks >= 0).sum(-1))
+        if pot.interaction.depends_on == "last":  # which then comes last
+            picks = torch.cat([picks.masked_fill(picks == latest.unsqueeze(-1), -1), latest.unsqueeze(-1)], -1)
         log_probs = step_log_probs(pot, pot.interaction.after(picks), history, rules)  # (B, A·L, N+1)
         parts.append(log_probs.gather(2, choices.unsqueeze(1).expand(-1, picks.shape[1], -1)))
     step = torch.cat(parts, 1).view(*lasts.shape, choices.shape[1])

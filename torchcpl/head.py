@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from torchcpl.checks import check_choice, check_count, check_tensor
-from torchcpl.interactions import Contextual, Coverage, Interaction, LowRank
+from torchcpl.interactions import Contextual, Coverage, Interaction, LowRank, Recent
 from torchcpl.potentials import Potentials
 
 ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU}
-KINDS = ("lowrank", "contextual", "coverage")
+KINDS = ("lowrank", "contextual", "coverage", "recent")
 
 
 def mlp(dim: int, hidden: int, out: int, activation: str, dropout: float) -> nn.Sequential:
@@ -46,7 +46,8 @@ class CPLHead(nn.Module):
         dim: width of the features.
         hidden: width of the MLPs, and of keys and values.
         kind: ``lowrank``, the paper's W = K Vᵀ/√h, or ``contextual``, with a small network over the running context,
-            or ``coverage``, with a soft *or* over the picks that says what they have made redundant.
+            or ``coverage``, with a soft *or* over the picks that says what they have made redundant, or ``recent``,
+            with a term for the latest pick, for sequences in which one pick leads to the next.
         live_stop: give the stop a key, so that stopping can depend on what was picked.
         activation: ``gelu | relu | silu``.
         dropout: inside the MLPs.
@@ -70,7 +71,8 @@ class CPLHead(nn.Module):
         self.dim = dim
         self.kind = kind
         self.live_stop = live_stop
-        self.outputs = ("unary", "keys", "values", *(("cover_keys", "cover_values") if kind == "coverage" else ()))
+        second = {"coverage": "cover", "recent": "last"}.get(kind)
+        self.outputs = ("unary", "keys", "values", *((f"{second}_keys", f"{second}_values") if second else ()))
         self.hidden = nn.Sequential(
             nn.Linear(dim, len(self.outputs) * hidden), ACTIVATIONS[activation](), nn.Dropout(dropout)
         )
@@ -91,12 +93,15 @@ class CPLHead(nn.Module):
         scores = {name: self.get_submodule(name)(part).view(batch, n + 1, -1) for name, part in parts}
         unary, stop = scores["unary"][:, :n, 0], scores["unary"][:, n, 0]  # (B, N), (B,)
         stop_key = scores["keys"][:, n] if self.live_stop else None
-        keys, values, *cover = (scores[name][:, :n] for name in self.outputs[1:])  # (B, N, h) each
+        keys, values, *more = (scores[name][:, :n] for name in self.outputs[1:])  # (B, N, h) each
         interaction: Interaction
         if self.kind == "coverage":
             interaction = Coverage(
-                keys, values, cover[0], cover[1], self.cover_offset.to(keys.dtype).expand(batch), stop_key
+                keys, values, more[0], more[1], self.cover_offset.to(keys.dtype).expand(batch), stop_key
             )
+        elif self.kind == "recent":
+            last_stop_key = scores["last_keys"][:, n] if self.live_stop else None
+            interaction = Recent(keys, values, more[0], more[1], stop_key, last_stop_key)
         elif self.context is not None:
             interaction = Contextual(keys, values, self.context, stop_key)
         else:

@@ -68,6 +68,11 @@ def subset_nll(
     if exact and subsets is not None:
         raise ValueError(f"subsets: expected None with exact=True, which uses all of them, got {subsets!r}")
     by_prefix = not exact and subsets is None
+    if not by_prefix and pot.interaction.depends_on != "set":
+        raise ValueError(
+            "subsets, exact: expected an interaction that depends on which picks were made, got "
+            f"{type(pot.interaction).__name__}, which depends on their order too"
+        )
     if early_stop_weight is None:
         early_stop_weight = 5.0 if by_prefix else 0.0
     weights = (early_stop_weight, stop_weight)

@@ -12,7 +12,7 @@ from torch import Tensor
 import torchcpl as cpl
 from torchcpl.kernels import greedy_numpy, use
 
-KINDS = ("dense", "lowrank", "coverage")
+KINDS = ("dense", "lowrank", "coverage", "recent")
 
 
 def potentials(
@@ -29,6 +29,8 @@ def potentials(
         stop_key = draw(batch, 3) if live else None
         if kind == "lowrank":
             interaction = cpl.LowRank(factors[0], factors[1], stop_key)
+        elif kind == "recent":
+            interaction = cpl.Recent(*factors, stop_key, draw(batch, 3) if live else None)
         else:  # some pairs beyond the largest effect, which is cut off
             interaction = cpl.Coverage(factors[0], factors[1], 6 * factors[2], 6 * factors[3], draw(batch), stop_key)
     mask = torch.rand(batch, n) > 0.2

@@ -274,21 +274,30 @@ def test_a_long_decode_is_as_exact_as_plain_torch(kind: str, way: Plan, device: 
     assert error <= 2 * max(float(plain_error), torch.finfo(torch.float32).eps)
 
 
-# Coverage: in a block, with a second matrix
+# Coverage and Recent: in a block, with a second matrix
+
+SECOND = {"coverage": "cover_keys", "recent": "last_keys"}
 
 
-def coverage(device: torch.device, batch: int = 2, n: int = 37, hidden: int = 5, live: bool = True) -> cpl.Potentials:
+def two_matrices(kind: str, device: torch.device, live: bool = True) -> cpl.Potentials:
+    batch, n, hidden = 2, 37, 5
+
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape).to(device)
 
-    keys, values, cover_keys, cover_values = (draw(batch, n, hidden) for _ in range(4))
+    keys, values, more_keys, more_values = (draw(batch, n, hidden) for _ in range(4))
     stop_key = draw(batch, hidden) if live else None
-    # Some pairs are far beyond the largest effect, which is cut off.
-    interaction = cpl.Coverage(keys, values, 6 * cover_keys, 6 * cover_values, draw(batch), stop_key)
+    interaction: cpl.Interaction
+    if kind == "coverage":  # some pairs are far beyond the largest effect, which is cut off
+        interaction = cpl.Coverage(keys, values, 6 * more_keys, 6 * more_values, draw(batch), stop_key)
+    else:
+        last_stop_key = draw(batch, hidden) if live else None
+        interaction = cpl.Recent(keys, values, 2 * more_keys, 2 * more_values, stop_key, last_stop_key)
     mask = (torch.rand(batch, n) > 0.2).to(device)
     return cpl.Potentials(draw(batch, n) * 2, draw(batch), interaction, mask)
 
 
+@pytest.mark.parametrize("kind", SECOND)
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize(
     "asked",
@@ -299,28 +308,33 @@ def coverage(device: torch.device, batch: int = 2, n: int = 37, hidden: int = 5,
     ],
     ids=str,
 )
-def test_coverage_is_decoded_as_by_plain_torch(asked: dict[str, Any], live: bool, device: torch.device) -> None:
-    pot = coverage(device, live=live)
+def test_a_second_matrix_is_read_as_by_plain_torch(
+    asked: dict[str, Any], live: bool, kind: str, device: torch.device
+) -> None:
+    pot = two_matrices(kind, device, live)
     with use("plain"):
         expected = cpl.greedy(double(pot), **asked)
     with use("triton"):
         found = cpl.greedy(pot, **asked)
     assert found.indices.equal(expected.indices)
     torch.testing.assert_close(found.log_prob.double(), expected.log_prob, rtol=1e-5, atol=1e-5)
-    assert float(pot.interaction.dense().abs().max()) > 20  # something was covered for good
+    assert int(found.lengths.min()) > 2
+    if kind == "coverage":
+        assert float(pot.interaction.dense().abs().max()) > 20  # something was covered for good
 
 
-def test_padding_of_coverage_may_hold_anything(device: torch.device) -> None:
-    pot = coverage(device)
-    assert isinstance(pot.interaction, cpl.Coverage)
-    dirty = pot.interaction.cover_keys.masked_fill(~pot.mask.unsqueeze(-1), math.nan)
-    other = replace(pot, interaction=replace(pot.interaction, cover_keys=dirty))
+@pytest.mark.parametrize("kind", SECOND)
+def test_padding_of_a_second_matrix_may_hold_anything(kind: str, device: torch.device) -> None:
+    pot = two_matrices(kind, device)
+    dirty = getattr(pot.interaction, SECOND[kind]).masked_fill(~pot.mask.unsqueeze(-1), math.nan)
+    other = replace(pot, interaction=replace(pot.interaction, **{SECOND[kind]: dirty}))  # type: ignore[type-var]
     with use("triton"):
         assert cpl.greedy(other, 6).indices.equal(cpl.greedy(pot, 6).indices)
 
 
-def test_samples_of_coverage_are_exactly_scored(device: torch.device) -> None:
-    pot = coverage(device)
+@pytest.mark.parametrize("kind", SECOND)
+def test_samples_by_two_matrices_are_exactly_scored(kind: str, device: torch.device) -> None:
+    pot = two_matrices(kind, device)
     with use("triton"):
         found = cpl.sample(pot, 3, max_len=4, generator=torch.Generator(device).manual_seed(0))
     for k in range(3):
@@ -328,13 +342,15 @@ def test_samples_of_coverage_are_exactly_scored(device: torch.device) -> None:
         torch.testing.assert_close(found.log_prob[k].double(), scores, rtol=1e-5, atol=1e-5)
 
 
-def test_coverage_between_too_many_candidates_is_left_to_plain_torch(device: torch.device) -> None:
+@pytest.mark.parametrize("kind", SECOND)
+def test_two_matrices_of_too_many_candidates_are_left_to_plain_torch(kind: str) -> None:
     def shape(*sizes: int) -> Tensor:
         return torch.empty(*sizes, device="meta")
 
     for batch, n in ((1, 8193), (100, 2048)):
-        parts = (shape(batch, n, 4) for _ in range(4))
-        pot = cpl.Potentials(shape(batch, n), shape(batch), cpl.Coverage(*parts, shape(batch)))
+        parts = [shape(batch, n, 4) for _ in range(4)]
+        interaction = cpl.Coverage(*parts, shape(batch)) if kind == "coverage" else cpl.Recent(*parts)
+        pot = cpl.Potentials(shape(batch, n), shape(batch), interaction)
         assert f"{n} candidates in {batch} rows" in str(dispatch.decode_obstacle(pot, Rules(pot, 3)))
 
 

@@ -80,7 +80,7 @@ def test_with_holdout_choices_are_made_on_images_that_are_neither_trained_on_nor
     assert not reported & seen
 
 
-@pytest.mark.parametrize("kind", ["lowrank", "contextual", "coverage"])
+@pytest.mark.parametrize("kind", ["lowrank", "contextual", "coverage", "recent"])
 @pytest.mark.parametrize("live_stop", [False, True])
 def test_all_kinds_of_heads(kind: str, live_stop: bool) -> None:
     made = task(kind=kind, live_stop=live_stop, stop_rule="mass", tune_knob=True, input_mix=0.3, input_dropout=0.1)

@@ -5,5 +5,6 @@ from torchcpl.interactions.contextual import Contextual
 from torchcpl.interactions.coverage import Coverage
 from torchcpl.interactions.dense import Dense
 from torchcpl.interactions.lowrank import LowRank
+from torchcpl.interactions.recent import Recent
 
-__all__ = ["Additive", "Contextual", "Coverage", "Dense", "Interaction", "LowRank"]
+__all__ = ["Additive", "Contextual", "Coverage", "Dense", "Interaction", "LowRank", "Recent"]

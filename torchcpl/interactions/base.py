@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import fields, replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,13 @@ Self = TypeVar("Self", bound="Interaction")
 
 
 class Interaction(ABC):
-    """One kind of interaction: a frozen dataclass of tensors that start with B."""
+    """One kind of interaction: a frozen dataclass of tensors that start with B.
+
+    ``depends_on`` says what of the picks so far it knows: which they are (``set``), also which came last (``last``), or
+    their whole order (``order``).
+    """
+
+    depends_on: ClassVar[str] = "set"
 
     @property
     @abstractmethod

@@ -43,11 +43,11 @@ class LowRank(Additive):
         return key_logits(self.keys, self.stop_key, state[0])
 
 
-def check_factors(keys: Tensor, values: Tensor, stop_key: Tensor | None) -> None:
-    check_tensor("keys", keys, ("B", "N", "h"), "float")
-    check_tensor("values", values, tuple(keys.shape), "float", like=keys)
+def check_factors(keys: Tensor, values: Tensor, stop_key: Tensor | None, prefix: str = "") -> None:
+    check_tensor(f"{prefix}keys", keys, ("B", "N", "h"), "float")
+    check_tensor(f"{prefix}values", values, tuple(keys.shape), "float", like=keys)
     if stop_key is not None:
-        check_tensor("stop_key", stop_key, (keys.shape[0], keys.shape[2]), "float", like=keys)
+        check_tensor(f"{prefix}stop_key", stop_key, (keys.shape[0], keys.shape[2]), "float", like=keys)
 
 
 def key_logits(keys: Tensor, stop_key: Tensor | None, context: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from torchcpl import functional
 from torchcpl.checks import check_choice
 from torchcpl.constraints import Rules
-from torchcpl.interactions import Coverage, Dense, LowRank
+from torchcpl.interactions import Coverage, Dense, LowRank, Recent
 from torchcpl.kernels import greedy_numpy
 from torchcpl.potentials import Potentials, Selection
 
@@ -131,12 +131,13 @@ def _wrong_dtype(pot: Potentials) -> str | None:
 def decode_obstacle(pot: Potentials, rules: Rules) -> str | None:
     """Why the decoding kernel cannot run; None when it can."""
     interaction = pot.interaction
-    if not isinstance(interaction, Dense | LowRank | Coverage):
+    if not isinstance(interaction, Dense | LowRank | Coverage | Recent):
         return f"a {type(interaction).__name__} interaction"
-    if isinstance(interaction, Coverage):
+    if isinstance(interaction, Coverage | Recent):
         batch, n, _ = interaction.keys.shape
         if n > LARGEST_BLOCK or 2 * batch * n * n * interaction.keys.element_size() > BUILD_LIMIT:
-            return f"a Coverage interaction between {n} candidates in {batch} rows"  # whose matrices would be too large
+            kind = type(interaction).__name__
+            return f"a {kind} interaction between {n} candidates in {batch} rows"  # whose matrices would be too large
     if torch.compiler.is_compiling():  # or exporting
         return "torch.compile or torch.export"
     if not rules.plain:
@@ -196,7 +197,7 @@ def plan(pot: Potentials, rules: Rules, width: int = 1) -> Plan | None:
     batch, n = pot.unary.shape
     block = max(16, 1 << (n - 1).bit_length())
     dense = _dense(block)
-    if isinstance(pot.interaction, Dense | Coverage):
+    if isinstance(pot.interaction, Dense | Coverage | Recent):
         return dense
     assert isinstance(pot.interaction, LowRank)
     keys = pot.interaction.keys

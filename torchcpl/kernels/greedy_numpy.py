@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchcpl.constraints import Rules
 from torchcpl.functional import blame_nan
-from torchcpl.interactions import Coverage, Dense, Interaction, LowRank
+from torchcpl.interactions import Coverage, Dense, Interaction, LowRank, Recent
 from torchcpl.interactions.coverage import LARGEST
 from torchcpl.potentials import Potentials, Selection
 
@@ -37,7 +37,7 @@ def applies(pot: Potentials, rules: Rules) -> bool:
         pot.unary.device.type == "cpu"
         and pot.unary.dtype in (torch.float32, torch.float64)
         and rules.plain
-        and isinstance(interaction, Dense | LowRank | Coverage)
+        and isinstance(interaction, Dense | LowRank | Coverage | Recent)
         and all(part is None or part.dtype == pot.unary.dtype for part in vars(interaction).values())
         and not torch.compiler.is_compiling()
     )
@@ -203,13 +203,13 @@ def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[
                 scores[n] += stop[pick]
 
         return add
-    assert isinstance(interaction, LowRank | Coverage)
+    assert isinstance(interaction, LowRank | Coverage | Recent)
     keys, values = interaction.keys[row].detach().numpy(), interaction.values[row].detach().numpy()
     stop_key = None if interaction.stop_key is None else interaction.stop_key[row].detach().numpy()
     scale = 1 / math.sqrt(max(keys.shape[1], 1))
     product = np.empty_like(candidates)
-    # What Coverage takes off is computed anew at every step, so the sums are kept apart.
-    sums = candidates.copy() if isinstance(interaction, Coverage) else candidates
+    # What Coverage takes off and the latest pick adds is computed anew at every step, so the sums are kept apart.
+    sums = candidates if isinstance(interaction, LowRank) else candidates.copy()
 
     def add_product(pick: int) -> None:
         value = values[pick] * scale
@@ -220,6 +220,8 @@ def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[
 
     if isinstance(interaction, LowRank):
         return add_product
+    if isinstance(interaction, Recent):
+        return _latest(interaction, row, scores, sums, add_product)
     cover_keys, cover_values = (x[row].detach().numpy() for x in (interaction.cover_keys, interaction.cover_values))
     offset = interaction.cover_offset[row].item()
     narrow = 1 / math.sqrt(max(cover_keys.shape[1], 1))
@@ -232,6 +234,28 @@ def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[
         np.subtract(sums, np.log1p(covered), out=candidates)
 
     return add_cover
+
+
+def _latest(
+    interaction: Recent, row: int, scores: Array, sums: Array, add_product: Callable[[int], None]
+) -> Callable[[int], None]:
+    keys, values = interaction.last_keys[row].detach().numpy(), interaction.last_values[row].detach().numpy()
+    stop_key = None if interaction.last_stop_key is None else interaction.last_stop_key[row].detach().numpy()
+    scale = 1 / math.sqrt(max(keys.shape[1], 1))
+    n, stop = len(scores) - 1, scores[-1]  # the stop's sum
+
+    def add(pick: int) -> None:
+        nonlocal stop
+        scores[n] = stop
+        add_product(pick)
+        stop = scores[n]
+        sums[pick] = -np.inf
+        value = values[pick] * scale
+        np.add(sums, keys @ value, out=scores[:n])
+        if stop_key is not None:
+            scores[n] += stop_key @ value
+
+    return add
 
 
 def _batch_update(interaction: Dense, part: Tensor) -> Callable[[Array], None]:

@@ -9,8 +9,8 @@ leaves the kernel until the hypothesis has stopped.
   have added waits in a row of global memory (in cache, in practice) and is walked tile by tile.
 
 A ``LowRank`` interaction is decoded factored, or as the dense W that one matrix product builds first, as
-``dispatch.plan`` says. ``Coverage`` is decoded in a block, beside W a second matrix that says what covers what. The
-plain twin of all is ``decoding.rollout``.
+``dispatch.plan`` says. ``Coverage`` and ``Recent`` are decoded in a block, beside W a second matrix that says what
+covers what, or what the latest pick adds. The plain twin of all is ``decoding.rollout``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from torchcpl.constraints import Rules
 from torchcpl.functional import blame_nan
-from torchcpl.interactions import Coverage, Dense
+from torchcpl.interactions import Coverage, Dense, Recent
 from torchcpl.interactions.coverage import LARGEST
 from torchcpl.kernels.dispatch import Plan
 from torchcpl.potentials import Potentials, Selection
@@ -75,8 +75,9 @@ def decode(
     grid = (batch * width,)
     with torch.cuda.device_of(unary):
         if way.path == "block":
-            cover = _strided(_covers(pot.interaction), 3)
-            _decode_block[grid](*arguments, *dense, *cover, **options, num_warps=way.warps)
+            last, last_stop = _lasts(pot.interaction)
+            more = (*_strided(_covers(pot.interaction), 3), *_strided(last, 3), *_strided(last_stop, 2))
+            _decode_block[grid](*arguments, *dense, *more, **options, num_warps=way.warps)
         else:
             hidden = 0 if keys is None else keys.shape[2]
             factors = (*_strided(keys, 3), *_strided(values, 3), *_strided(stop_key, 2))
@@ -95,9 +96,24 @@ def _forms(interaction: Any, way: Plan) -> tuple[Tensor | None, ...]:
     keys, values, stop_key = interaction.keys, interaction.values, interaction.stop_key
     if way.form == "factored":
         return None, None, keys, values, stop_key
+    return *_dense_of(keys, values, stop_key), None, None, None
+
+
+def _lasts(interaction: Any) -> tuple[Tensor | None, Tensor | None]:
+    """(B, N, N) and (B, N) what a pick adds to candidates and stop while it is the latest; None where that is no more.
+
+    The stop's is None too where it does not listen.
+    """
+    if not isinstance(interaction, Recent):
+        return None, None
+    return _dense_of(interaction.last_keys, interaction.last_values, interaction.last_stop_key)
+
+
+def _dense_of(keys: Tensor, values: Tensor, stop_key: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """What the factors make: W (B, N, N) and the stop's row of it (B, N)."""
     values = values.to(keys.dtype)
     stop_row = None if stop_key is None else _product_of(stop_key.to(keys.dtype).unsqueeze(1), values).squeeze(1)
-    return _product_of(keys, values), stop_row, None, None, None
+    return _product_of(keys, values), stop_row
 
 
 def _covers(interaction: Any) -> Tensor | None:
@@ -179,6 +195,7 @@ def _decode_block(
     unary, unary_b, unary_n, real, real_b, real_n, stop, stop_b, seed, indices, lengths, log_prob,
     N, width, min_len, max_len, sharpness, least,
     W, W_b, W_j, W_i, stop_row, stop_row_b, stop_row_n, cover, cover_b, cover_j, cover_i,
+    last, last_b, last_j, last_i, last_stop, last_stop_b, last_stop_n,
     BLOCK: tl.constexpr, DRAW: tl.constexpr, MASS: tl.constexpr, LIVE: tl.constexpr,
 ):
     # fmt: on
@@ -191,6 +208,8 @@ def _decode_block(
     final = tl.load(stop + b * stop_b).to(tl.float32)
     columns = W + b * W_b + at.to(tl.int64) * W_j
     covered = tl.zeros((BLOCK,), tl.float32)
+    latest = tl.zeros((BLOCK,), tl.float32)  # what the latest pick adds, to the stop too
+    latest_stop = 0.0
     total = 0.0
     count = 0
     end = max_len
@@ -198,7 +217,9 @@ def _decode_block(
         score = theta + added
         if cover is not None:
             score = tl.where(added == -float("inf"), score, score - tl.log(1 + covered))  # padding may hold NaN
-        halt = tl.where(count >= min_len, final, -float("inf"))
+        if last is not None:
+            score = tl.where(added == -float("inf"), score, score + latest)
+        halt = tl.where(count >= min_len, final + latest_stop, -float("inf"))
         if DRAW:
             key = tl.load(seed)
             keen_stop = halt * sharpness + _gumbel(key, row, count, N)
@@ -217,12 +238,18 @@ def _decode_block(
             spot = cover + b * cover_b + at.to(tl.int64) * cover_j + pick.to(tl.int64) * cover_i
             more = tl.load(spot, mask=asked, other=-float("inf")).to(tl.float32)
             covered += tl.exp(tl.minimum(more, MOST_COVERED))
+        if last is not None:
+            spot = last + b * last_b + at.to(tl.int64) * last_j + pick.to(tl.int64) * last_i
+            latest = tl.load(spot, mask=asked, other=0.0).to(tl.float32)
         pick, gain = _settle(pick, logit, best, keen, keen_stop, score, 1.0, halt, least, N, MASS)
         going = pick < N
         total += gain
         added = tl.where((at == pick) | (added == -float("inf")), -float("inf"), added + column.to(tl.float32))
         if LIVE:
             final += tl.load(stop_row + b * stop_row_b + pick * stop_row_n, mask=going, other=0.0).to(tl.float32)
+            if last is not None:
+                spot = last_stop + b * last_stop_b + pick * last_stop_n
+                latest_stop = tl.load(spot, mask=going, other=0.0).to(tl.float32)
         tl.store(indices + row.to(tl.int64) * max_len + count, pick.to(tl.int64), mask=going)
         end = tl.where(going, end, count)
         count += going.to(tl.int32)

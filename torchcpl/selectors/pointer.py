@@ -7,6 +7,7 @@ So it has every loss and decoder of the library: ``greedy(PointerHead(...)(featu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +82,8 @@ class Pointer(Interaction):
     mask: Tensor  # (B, N)
     memory: Tensor  # (B, 2·layers, H, N, d/H)
     head: PointerHead
+
+    depends_on: ClassVar[str] = "order"
 
     @property
     def shape(self) -> tuple[int, int]:
