@@ -1,14 +1,14 @@
 """Device times of the Triton kernels by how they are launched, CUDA only; nothing is kept.
 
-python -m bench.tune
+python -m bench.tune [--only decode|loss] [--loss B N T h]
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -17,23 +17,22 @@ from bench.speed import decode_inputs, loss_inputs
 from bench.timing import CUDA, DEVICE, NAMES, graphed
 from torchcpl.constraints import Rules
 from torchcpl.kernels import greedy_triton, nll_triton
-from torchcpl.kernels.contexts_triton import prefixes
 from torchcpl.kernels.dispatch import Plan
 
-# Candidates of a tile, hidden dimensions of a product, warps, stages.
+# Candidates of a tile, hidden dimensions of a product, warps, stages: what is chosen, then others whose registers
+# hardly spill either.
 LAUNCHES = {
-    torch.float32: ((64, 32, 8, 1), (64, 32, 8, 2), (64, 16, 8, 2), (64, 64, 8, 1), (32, 64, 8, 1), (16, 32, 4, 1),
-                    (128, 32, 8, 1), (64, 32, 4, 1)),
-    torch.bfloat16: ((64, 128, 8, 1), (64, 128, 8, 2), (64, 64, 8, 2), (64, 128, 4, 2), (64, 128, 4, 3),
-                     (128, 128, 8, 1), (128, 128, 8, 2), (32, 128, 4, 2), (32, 128, 4, 3)),
+    torch.float32: ((64, 32, 8, 2), (64, 32, 8, 1), (64, 32, 8, 3), (64, 32, 4, 1), (64, 16, 8, 2), (32, 32, 8, 1)),
+    torch.bfloat16: ((64, 256, 8, 2), (64, 256, 8, 1), (64, 256, 8, 3), (64, 256, 4, 2), (64, 256, 4, 3),
+                     (128, 256, 8, 2)),
 }  # fmt: skip
 
 
 def tried(name: str, work: Callable[[], float]) -> None:
     try:
-        print(f"{name:<90}{work():9.4f} ms", flush=True)
+        print(f"{name:<110}{work():9.4f} ms", flush=True)
     except Exception as error:  # a launch that does not fit is an answer too
-        print(f"{name:<90}{type(error).__name__}: {str(error).splitlines()[0][:60]}", flush=True)
+        print(f"{name:<110}{type(error).__name__}: {str(error).splitlines()[0][:60]}", flush=True)
 
 
 def forced(pot: cpl.Potentials, steps: int, way: Plan) -> cpl.Selection:
@@ -55,34 +54,42 @@ def tune_decode(n: int, steps: int, hidden: int) -> None:
             tried(f"decode B={batch} {NAMES[dtype]} {way}", partial(graphed, calls))
 
 
-def tune_loss(batch: int, n: int, steps: int, hidden: int, dtype: torch.dtype, *launch: int) -> None:
+def tune_loss(batch: int, n: int, steps: int, hidden: int, dtype: torch.dtype) -> None:
     leaves, order = loss_inputs(batch, n, steps, hidden, dtype, 1)[0]
     unary, stop, keys, values = (leaf.detach() for leaf in leaves)
-    query, rank = prefixes(values, order.unsqueeze(1), dtype)
     real = torch.ones(batch, n, dtype=torch.bool, device=DEVICE)
-    given = (query, keys, unary, real, rank, stop.float().unsqueeze(-1).expand(batch, steps + 1), 1)
-    found = nll_triton.scores(*given)
-    grads = torch.randn(2, *query.shape[:2], device=DEVICE)
-    chosen = nll_triton.tiles
-    names = ("candidates", "part", "warps", "stages", "split", "both")
-    for split, both in ((1, True), (2, True), (1, False)):
-        changes: dict[str, Any] = dict(zip(names, (*launch, split, both), strict=True))
-        setattr(nll_triton, "tiles", lambda *sizes, changes=changes: replace(chosen(*sizes), **changes))  # noqa: B010
-        name = f"{NAMES[dtype]} {' '.join(f'{key}={value}' for key, value in changes.items())}"
-        if both:
-            tried(f"forward  {name}", partial(graphed, [partial(nll_triton.scores, *given)], 0.03))
-        tried(f"backward {name}", partial(graphed, [partial(nll_triton.scores_backward, grads, found, *given)], 0.03))
-    setattr(nll_triton, "tiles", chosen)  # noqa: B010
+    given = (unary, stop, keys, values, None, real, order, 1, 1 / batch)
+    back = (torch.ones((), device=DEVICE), None, *nll_triton.scores(*given), unary, keys, None, real, order, dtype, 1)
+    choose = nll_triton.tiles
+    chosen = choose(batch, 1, steps, n, hidden, dtype)
+    sizes = f"B={batch} N={n} T={steps} h={hidden} {NAMES[dtype]}"
+    for candidates, part, warps, stages in LAUNCHES[dtype]:
+        way = replace(chosen, candidates=candidates, part=min(part, chosen.hidden), warps=warps, stages=stages)
+        for both in (True, False) if chosen.both else (False,):
+            forced = replace(way, both=both)
+            setattr(nll_triton, "tiles", lambda *_, forced=forced: forced)  # noqa: B010
+            name = f"{sizes} {candidates=} part={way.part} {warps=} {stages=}"
+            if both == chosen.both:
+                tried(f"forward  {name}", partial(graphed, [partial(nll_triton.scores, *given)], 0.03))
+            walks = "one walk" if both else "two walks"
+            work = [partial(nll_triton.scores_backward, *back)]
+            tried(f"backward {name} {walks}", partial(graphed, work, 0.03))
+    setattr(nll_triton, "tiles", choose)  # noqa: B010
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("decode", "loss"))
+    parser.add_argument("--loss", type=int, nargs=4, metavar=("B", "N", "T", "h"), default=(256, 1024, 32, 128))
+    options = parser.parse_args()
     if not CUDA:
         raise SystemExit("bench.tune: needs a CUDA device")
     torch.manual_seed(0)
-    tune_decode(1024, 30, 128)
-    for dtype, launches in LAUNCHES.items():
-        for launch in launches:
-            tune_loss(256, 1024, 32, 128, dtype, *launch)
+    if options.only != "loss":
+        tune_decode(1024, 30, 128)
+    if options.only != "decode":
+        for dtype in LAUNCHES:
+            tune_loss(*options.loss, dtype)
 
 
 if __name__ == "__main__":

@@ -99,7 +99,10 @@ def check(leaves: Leaves, mask: Tensor, order: Tensor, remaining: bool = False, 
     for name, want, have, other in zip(NAMES, exact, ours, theirs, strict=True):
         scale = float(want.norm()) + 1e-30
         error, allowed = float((have - want).norm()) / scale, float((other - want).norm()) / scale
-        assert error <= times * max(allowed, rounding), f"{name}: {error:.1e}, plain torch {allowed:.1e}"
+        # One number for each of a few rows: plain torch may happen to be exact. The bias of tensor cores, which this is
+        # to find, is on a GPU only.
+        least = 2 * rounding if name == "∂stop" and not leaves[2].is_cuda else rounding
+        assert error <= times * max(allowed, least), f"{name}: {error:.1e}, plain torch {allowed:.1e}"
 
 
 @pytest.fixture
@@ -408,7 +411,7 @@ def test_the_compiler_sees_one_operation(what: str, dynamic: bool, device: torch
     ("batch", "count", "steps", "n", "hidden", "dtype", "expected"),
     [
         (256, 1, 32, 1024, 128, torch.float32, (32, 64, 128, 32, 256, 1, True)),
-        (256, 10, 10, 160, 256, torch.bfloat16, (16, 32, 256, 256, 2560, 1, False)),
+        (256, 10, 10, 160, 256, torch.bfloat16, (16, 64, 256, 256, 2560, 1, False)),
         (8, 1, 64, 65_536, 128, torch.bfloat16, (64, 64, 128, 128, 8, 33, True)),
         (8, 1, 64, 65_536, 128, torch.float32, (32, 64, 128, 32, 16, 17, False)),
         (1, 1, 0, 1, 1, torch.float32, (16, 64, 16, 16, 1, 1, True)),

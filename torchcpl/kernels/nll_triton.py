@@ -69,10 +69,10 @@ class Tiles:
 @lru_cache
 def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtype: torch.dtype) -> Tiles:
     """The tiles for B, P, T, N and h."""
-    single = dtype == torch.float32  # three products of twice the size each: smaller tiles, so that registers suffice
+    single = dtype == torch.float32  # operands in three parts each: smaller tiles, so that registers suffice
     deep = max(16, triton.next_power_of_2(hidden))
     tall = min(max(16, triton.next_power_of_2(steps)), 32 if single or deep > 128 else 64)
-    wide = 64 if deep <= 128 else 32
+    wide = 64  # as many candidates as Hopper's matrix instruction has rows
     number = batch * count * max(1, -(-steps // tall))
     split = 1 if number >= PROGRAMS // 2 else min(-(-PROGRAMS // number), -(-candidates // (4 * wide)))
     return Tiles(
@@ -81,8 +81,8 @@ def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtyp
         count=number,
         split=split,
         both=number == batch,
-        warps=4 if tall == 16 else 8,
-        stages=1 if single else 2,
+        warps=8,
+        stages=2,
     )
 
 

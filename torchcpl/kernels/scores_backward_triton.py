@@ -81,7 +81,7 @@ def backward_contexts(
         store_stop(d_stop, found, contexts, base + t, t <= T, slope, weight)
         store_stop(d_stop, found, contexts, base, tile == 0, slope_0, weight_0)
 
-    d_q = tl.zeros((TALL, DEEP), tl.float32)
+    d_q = tl.zeros((DEEP, TALL), tl.float32)
     first, last = share_of(N, WIDE)
     for start in range(first, last, WIDE):
         n = start + tl.arange(0, WIDE)
@@ -90,21 +90,21 @@ def backward_contexts(
         logits, left = score(
             query, t, T, keys, keys_n, keys_h, n, theta, there, ranks, N, H, TALL, WIDE, DEEP, PART, PRECISION
         )
-        soon = coming(left, ranks[None, :], T, ahead)
-        d_logits = gradient(logits, soon, peak[:, None], rest[:, None], d_picks[:, None], weight[:, None])
+        soon = coming(left, ranks[:, None], T, ahead)
+        d_logits = gradient(logits, soon, peak[None, :], rest[None, :], d_picks[None, :], weight[None, :])
         k = load_rows(keys, n, keys_n, keys_h, n < N, 0, H, DEEP)
-        d_q = product(d_logits.to(k.dtype), k, d_q, PRECISION)
+        d_q = product(tl.trans(k), d_logits.to(k.dtype), d_q, PRECISION)
         if d_keys is not None:
-            for part in tl.static_range(0, DEEP, PART):
+            for part in range(0, DEEP, PART):
                 q = load_rows(query, t, H, 1, t <= T, part, H, PART)
                 nothing = tl.zeros((WIDE, PART), tl.float32)
-                d_k = product(tl.trans(d_logits.to(q.dtype)), q, nothing, PRECISION)
+                d_k = product(d_logits.to(q.dtype), q, nothing, PRECISION)
                 store_rows(d_keys + b * N * H, n, n < N, d_k, part, H, PART)
             logit_0 = tl.where(there, theta, -float("inf"))
             d_theta = gradient(logit_0, coming(ranks, ranks, T, ahead), peak_0, rest_0, d_picks_0, weight_0)
-            tl.store(d_unary + b * N + n, d_theta + tl.sum(d_logits, 0), mask=n < N)
+            tl.store(d_unary + b * N + n, d_theta + tl.sum(d_logits, 1), mask=n < N)
     d_query += tl.program_id(1).to(tl.int64) * contexts * H
-    store_rows(d_query + base * H, t, t <= T, d_q, 0, H, DEEP)
+    store_rows(d_query + base * H, t, t <= T, tl.trans(d_q), 0, H, DEEP)
     h = tl.arange(0, DEEP)
     tl.store(d_query + base * H + h, tl.zeros((DEEP,), tl.float32), mask=h < tl.where(tile == 0, H, 0))
 
@@ -140,11 +140,11 @@ def backward_keys(
         logits, left = score(
             here, t, T, keys, keys_n, keys_h, n, theta, there, ranks, N, H, TALL, WIDE, DEEP, PART, PRECISION
         )
-        soon = coming(left, ranks[None, :], T, ahead)
-        d_logits = gradient(logits, soon, peak[:, None], rest[:, None], d_picks[:, None], weight[:, None])
+        soon = coming(left, ranks[:, None], T, ahead)
+        d_logits = gradient(logits, soon, peak[None, :], rest[None, :], d_picks[None, :], weight[None, :])
         q = load_rows(here, t, H, 1, t <= T, 0, H, DEEP)
-        d_k = product(tl.trans(d_logits.to(q.dtype)), q, d_k, PRECISION)
-        d_theta += tl.sum(d_logits, 0)
+        d_k = product(d_logits.to(q.dtype), q, d_k, PRECISION)
+        d_theta += tl.sum(d_logits, 1)
         first = tile % tiles == 0
         peak, rest, d_picks, _, weight = load_gradients(found, g_picks, g_row, g_stop, row, contexts, base, first)
         d_theta += gradient(logit_0, coming(ranks, ranks, T, ahead), peak, rest, d_picks, weight)

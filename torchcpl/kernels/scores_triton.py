@@ -5,6 +5,10 @@ A program holds a tile of contexts and walks the keys, a tile of candidates at a
 matrix product, and live only until they are added to the running normaliser; the backward pass computes them again.
 Programs that share a result write a part of it each, to be added up later: no atomics, the same bits every time.
 
+All products have the many, candidates or hidden dimensions, in their rows and the few, contexts, in their columns:
+Hopper's matrix instructions take 64 rows at a time, but columns by eights, and read what is shared by all rows from
+shared memory, where other layouts keep a copy of it in the registers of every warp.
+
 Contexts are numbered m = p·(T+1) + t in their row: after t picks of sequence p. A tile's contexts share a sequence.
 The first of a sequence is zero and needs no product: the first tile's program takes it along as a row of its own, and
 the tiles hold T contexts, which is a power of two more often than T+1.
@@ -63,17 +67,18 @@ def score(
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):
     # fmt: on
-    """A tile of logits (contexts, candidates), −inf where a candidate is gone, and the steps until it is picked.
+    """A tile of logits (candidates, contexts), −inf where a candidate is gone, and the steps until it is picked.
 
-    The product goes over the hidden dimensions in parts, so that its operands fit into registers.
+    The product goes over the hidden dimensions in parts, and in a loop: unrolled, the operands of all parts would be
+    in registers at once.
     """
-    logits = tl.zeros((TALL, WIDE), tl.float32)
-    for start in tl.static_range(0, DEEP, PART):
-        q = load_rows(query, t, H, 1, t <= T, start, H, PART)
+    logits = tl.zeros((WIDE, TALL), tl.float32)
+    for start in range(0, DEEP, PART):
         k = load_rows(keys, n, keys_n, keys_h, n < N, start, H, PART)
-        logits = product(q, tl.trans(k), logits, PRECISION)
-    left = ranks[None, :] - t[:, None]
-    return tl.where((left >= 0) & there[None, :], logits + theta[None, :], -float("inf")), left
+        q = load_rows(query, t, H, 1, t <= T, start, H, PART)
+        logits = product(k, tl.trans(q), logits, PRECISION)
+    left = ranks[:, None] - t[None, :]
+    return tl.where((left >= 0) & there[:, None], logits + theta[:, None], -float("inf")), left
 
 
 @triton.jit
@@ -153,10 +158,10 @@ def forward(
     real += b * real_b
 
     # Kept lane by lane: adding up over the lanes once, at the end, is cheaper than with every tile.
-    top = tl.full((TALL, WIDE), LOWEST, tl.float32)
-    mass = tl.zeros((TALL, WIDE), tl.float32)
-    wanted = tl.zeros((TALL, WIDE), tl.float32)
-    number = tl.zeros((TALL, WIDE), tl.float32)
+    top = tl.full((WIDE, TALL), LOWEST, tl.float32)
+    mass = tl.zeros((WIDE, TALL), tl.float32)
+    wanted = tl.zeros((WIDE, TALL), tl.float32)
+    number = tl.zeros((WIDE, TALL), tl.float32)
     top_0 = tl.full((WIDE,), LOWEST, tl.float32)
     mass_0 = tl.zeros((WIDE,), tl.float32)
     wanted_0 = tl.zeros((WIDE,), tl.float32)
@@ -169,16 +174,16 @@ def forward(
         logits, left = score(
             query, t, T, keys, keys_n, keys_h, n, theta, there, ranks, N, H, TALL, WIDE, DEEP, PART, PRECISION
         )
-        soon = coming(left, ranks[None, :], T, ahead)
+        soon = coming(left, ranks[:, None], T, ahead)
         top, mass, wanted, number = take_in(logits, soon, top, mass, wanted, number)
         logits_0 = tl.where(there, theta, -float("inf"))
         soon_0 = coming(ranks, ranks, T, ahead)
         top_0, mass_0, wanted_0, number_0 = take_in(logits_0, soon_0, top_0, mass_0, wanted_0, number_0)
 
-    peak = tl.max(top, 1)
-    mass = tl.sum(mass * tl.exp(top - peak[:, None]), 1)
-    wanted = tl.sum(wanted, 1)
-    number = tl.sum(number, 1)
+    peak = tl.max(top, 0)
+    mass = tl.sum(mass * tl.exp(top - peak[None, :]), 0)
+    wanted = tl.sum(wanted, 0)
+    number = tl.sum(number, 0)
     hand_in(found, parts, stop + t * stop_m, order, base + t, contexts, t <= T, peak, mass, wanted, number, T, scale)
     peak_0 = tl.max(top_0, 0)
     mass_0 = tl.sum(mass_0 * tl.exp(top_0 - peak_0), 0)
