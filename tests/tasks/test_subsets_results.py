@@ -168,8 +168,8 @@ def test_an_archived_run_has_scores_and_no_time(changed: Callable[..., Path]) ->
         ({"seed": 1, "max_classes": 4}, "expected the same max_classes in all"),
         ({"seed": 1, "holdout": 0.3}, "expected the same holdout in all"),
         ({"seed": 1, "validation_bags": 10}, "expected the same validation_bags in all"),
-        ({"seed": 1, "lr": 0.1}, "runs of cpl: expected them to differ in their seeds and nothing else"),
-        ({"batch_size": 4}, "runs of cpl: expected them to differ in their seeds and nothing else"),
+        ({"seed": 1, "lr": 0.1}, "runs of CPL: expected them to differ in their seeds and nothing else"),
+        ({"batch_size": 4}, "runs of CPL: expected them to differ in their seeds and nothing else"),
     ],
 )
 def test_runs_that_differ_are_not_averaged(folder: Path, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -178,8 +178,21 @@ def test_runs_that_differ_are_not_averaged(folder: Path, tmp_path: Path, changes
         BENCHMARK.table([folder / "cpl-s0", tmp_path / "other"])
 
 
+def test_every_kind_of_interaction_has_a_row(folder: Path, tmp_path: Path) -> None:
+    for kind in ("recent", "coverage"):
+        fit(make_task(override(TINY, epochs=1, kind=kind)), tmp_path / kind, progress=False)
+
+    def names(*paths: Path) -> list[str]:
+        rows = BENCHMARK.table([folder / "bce-s0", *paths], ["held-out"]).rows
+        return [row["method"] for row in rows if not row.get("reference")]
+
+    assert names(folder / "cpl-s0", tmp_path / "recent") == ["BCE", "CPL (lowrank)", "CPL"]
+    assert names(tmp_path / "recent") == ["BCE", "CPL"]
+    assert names(tmp_path / "recent", tmp_path / "coverage") == ["BCE", "CPL (coverage)", "CPL (recent)"]
+
+
 def test_the_same_run_twice_is_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="runs of cpl"):
+    with pytest.raises(ValueError, match="runs of CPL"):
         BENCHMARK.table([folder / "cpl-s0"] * 2)
     with pytest.raises(ValueError, match="at least one"):
         BENCHMARK.table([])

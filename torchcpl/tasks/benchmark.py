@@ -135,20 +135,24 @@ class Benchmark(Generic[C]):
         if unfinished:
             path, at, of = unfinished[0].path, unfinished[0].history[-1]["epoch"], unfinished[0].config.epochs
             raise ValueError(f"{path} is unfinished, at epoch {at} of {of}: expected runs to compare to be complete")
-        groups = {method: [run for run in runs if _method(run) == method] for method in self.names}
-        for method, group in groups.items():
+        groups = {
+            label: [run for run in runs if _method(run) == method and _kind(run) in kinds]
+            for method in self.names
+            for label, kinds in self._kinds(method, runs).items()
+        }
+        for label, group in groups.items():
             seeds = [run.config.seed for run in group]
-            rest = common([run.config for run in group]).keys() if group else set()
-            if len(set(seeds)) < len(seeds) or (group and len(rest) < len(fields(self.config)) - 1):
-                raise ValueError(f"runs of {method}: expected them to differ in their seeds and nothing else")
-        timing = {method: self._quick_ms(group[0]) for method, group in groups.items() if group}
+            rest = common([run.config for run in group])
+            if len(set(seeds)) < len(seeds) or len(rest) < len(fields(self.config)) - 1:
+                raise ValueError(f"runs of {label}: expected them to differ in their seeds and nothing else")
+        timing = {label: self._quick_ms(group[0]) for label, group in groups.items()}
         rows = self.reference(runs)
         count = len(rows)
         for rule in (self.rules[name] for name in rules or self.rules):
-            for method, group in groups.items():
+            for label, group in groups.items():
                 found = [scores[rule] for scores in map(self.by_rule, group) if rule in scores]
                 if found:
-                    rows.append(self._row(method, rule, found, group) | timing[method])
+                    rows.append(self._row(label, rule, found, group) | timing[label])
         if len(rows) == count:
             known = [name for name, rule in self.rules.items() if rule in self.by_rule(runs[0])]
             raise ValueError(f"rules: the runs allow {', '.join(known)}, got {', '.join(rules)}")
@@ -157,6 +161,17 @@ class Benchmark(Generic[C]):
         info = self._info(runs) | {"config": shared}
         title = f"{self.subject}, {self.source(config)}"
         return Table(title, self.columns, rows, self.published(config), notes, info)
+
+    def _kinds(self, method: str, runs: Sequence[Run[C]]) -> dict[str, tuple[str, ...]]:
+        """The rows of a method and the kinds of interaction in each; where there are several, every one has its own.
+
+        The paper's is then named as such, and one other has the method's name for itself.
+        """
+        name, kinds = self.names[method], sorted({_kind(run) for run in runs if _method(run) == method})
+        if len(kinds) < 2 or method != "cpl":
+            return {name: tuple(kinds)} if kinds else {}
+        alone = len(kinds) == 2 and "lowrank" in kinds
+        return {name if alone and kind != "lowrank" else f"{name} ({kind})": (kind,) for kind in kinds}
 
     def evaluate(self, path: str | Path) -> Table:
         """One run at its best checkpoint, and the knob chosen with it."""
@@ -168,17 +183,17 @@ class Benchmark(Generic[C]):
         scores = task.report(model, knob).items()
         found = {name: value if math.isfinite(value) else None for name, value in scores}  # as the history has it
         found |= {"epoch": epoch, "knob": knob}
-        row = self._row(_method(run), rule, [found], [run]) | self._quick_ms(run)
+        row = self._row(self.names[_method(run)], rule, [found], [run]) | self._quick_ms(run)
         theirs = [line for line in self.published(run.config) if line["method"] == row["method"]]
         chosen = f"epoch {epoch}" + ("" if knob is None else f" and knob {knob:g}")
         notes = (f"{chosen}, chosen on {rule}; {len(task.reported)} {self.reported}",)
         title = f"{run.path}, {self.source(run.config)}"
         return Table(title, self.columns, [row], theirs, notes, self._info([run]))
 
-    def _row(self, method: str, rule: str, found: Sequence[Row], runs: Sequence[Run[C]]) -> dict[str, Any]:
+    def _row(self, label: str, rule: str, found: Sequence[Row], runs: Sequence[Run[C]]) -> dict[str, Any]:
         peaks = [run.state["peak_mib"] for run in runs if run.state["peak_mib"]]
         return {
-            "method": self.names[method],
+            "method": label,
             "rule": rule,
             **summarise([{name: record[name] for name in self.metrics} for record in found]),
             "knob": [record["knob"] for record in found],
@@ -271,6 +286,10 @@ def _where(device: torch.device) -> str:
 
 def _method(run: Run[Any]) -> str:
     return str(run.config.method)
+
+
+def _kind(run: Run[Any]) -> str:
+    return str(run.config.kind)
 
 
 def _timed(
