@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from itertools import permutations
 
@@ -219,3 +220,19 @@ def test_of_several_hypotheses_the_best_learns_and_the_chosen_one_answers() -> N
             assert shown[row].tolist() == pytest.approx(every[choices.index(max(choices))], abs=1e-5)
     assert len(set(winners)) > 1
     assert method.loss(x, mask, target).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_pointers_sets_are_estimated_since_its_order_matters() -> None:
+    torch.manual_seed(0)
+    head = PointerHead(8, layers=1, heads=2, ffn=16, max_len=4).eval()
+    with torch.no_grad():
+        pot = head(2 * torch.randn(2, 5, 8))
+        subset = torch.tensor([[0, 2, 4], [1, 3, -1]])
+        estimate, error = cpl.set_log_prob(pot, subset, max_len=4, generator=torch.Generator().manual_seed(0))
+        for b, items in enumerate(([0, 2, 4], [1, 3])):
+            every = torch.tensor(list(itertools.permutations(items)))
+            exact = cpl.log_prob(pot[[b] * len(every)], every, max_len=4).logsumexp(0)
+            assert 0 < error[b] < 0.05
+            assert abs(float(estimate[b] - exact)) < 4 * float(error[b])
+    with pytest.raises(ValueError, match="got Pointer, which depends on their order"):
+        cpl.subset_nll(pot, subset, exact=True)
