@@ -236,3 +236,15 @@ def test_the_pointers_sets_are_estimated_since_its_order_matters() -> None:
             assert abs(float(estimate[b] - exact)) < 4 * float(error[b])
     with pytest.raises(ValueError, match="got Pointer, which depends on their order"):
         cpl.subset_nll(pot, subset, exact=True)
+
+
+def test_at_least_as_many_as_asked_are_picked() -> None:
+    torch.manual_seed(0)
+    features, mask = torch.randn(3, 6, 8), torch.ones(3, 6, dtype=torch.bool)
+    for rule, knob in (("argmax", 50.0), ("mass", 1e-9)):
+        lengths = [
+            CPL(cpl.CPLHead(8, 16), ordered=True, stop_rule=rule, min_len=least).select(features, mask, 4, knob).lengths
+            for least in (0, 2)
+        ]
+        assert lengths[0].eq(0).all()
+        assert lengths[1].eq(2).all()

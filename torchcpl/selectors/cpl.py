@@ -17,6 +17,7 @@ class CPL(Method):
     """Any head that gives potentials, trained on ordered or unordered targets and decoded greedily.
 
     The knob is a bias on the stop's logit or, with ``stop_rule="mass"``, the probability at which the stop is chosen.
+    At least ``min_len`` are picked.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class CPL(Method):
         early_stop_weight: float = 5.0,
         stop_weight: float = 1.0,
         stop_rule: str = "argmax",
+        min_len: int = 0,
     ) -> None:
         super().__init__()
         check_choice("stop_rule", stop_rule, STOP_RULES)
@@ -41,6 +43,7 @@ class CPL(Method):
         self.permutations = permutations
         self.early_stop_weight = early_stop_weight
         self.stop_weight = stop_weight
+        self.min_len = min_len
 
     def potentials(self, features: Tensor, mask: Tensor) -> Potentials:
         pot: Potentials = self.head(features, mask)
@@ -56,5 +59,5 @@ class CPL(Method):
         pot = self.potentials(features, mask)
         knob = self.knob if knob is None else knob
         if self.stop_rule == "argmax":
-            return greedy(pot, max_len, stop_bias=knob)
-        return greedy(pot, max_len, stop_threshold=knob)
+            return greedy(pot, max_len, min_len=self.min_len, stop_bias=knob)
+        return greedy(pot, max_len, min_len=self.min_len, stop_threshold=knob)

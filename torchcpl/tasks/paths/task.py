@@ -172,13 +172,13 @@ def build_method(config: PathsConfig) -> Method:
             config.dim, config.hidden, kind=config.kind, live_stop=config.live_stop, activation="relu",
             dropout=config.dropout,
         )  # fmt: skip
-        return CPL(head, ordered=True)
+        return CPL(head, ordered=True, min_len=1)  # a path begins at the ego
     if config.method == "pointer":
         decoder = PointerHead(
             config.dim, layers=config.decoder_layers, heads=config.heads, ffn=config.ffn, dropout=config.dropout,
             max_len=config.max_len,
         )  # fmt: skip
-        return CPL(decoder, ordered=True)
+        return CPL(decoder, ordered=True, min_len=1)
     settings: dict[str, Any] = {"pos_weight": 1.0}
     if config.method == "hungarian":
         return Hungarian(
