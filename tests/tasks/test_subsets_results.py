@@ -189,6 +189,8 @@ def test_every_kind_of_interaction_has_a_row(folder: Path, tmp_path: Path) -> No
     assert names(folder / "cpl-s0", tmp_path / "recent") == ["BCE", "CPL (lowrank)", "CPL"]
     assert names(tmp_path / "recent") == ["BCE", "CPL"]
     assert names(tmp_path / "recent", tmp_path / "coverage") == ["BCE", "CPL (coverage)", "CPL (recent)"]
+    with pytest.raises(ValueError, match="expected one kind of CPL in a report, got coverage, recent"):
+        figures.report([tmp_path / "recent", tmp_path / "coverage"], tmp_path / "page")
 
 
 def test_the_same_run_twice_is_refused(folder: Path) -> None:

@@ -89,6 +89,15 @@ def against_pointer(pointer: Row, cpl: Row, score: Column) -> str:
     return said + "."
 
 
+def runs_of_a_page(benchmark: Benchmark[Any], paths: Sequence[str | Path]) -> list[Run[Any]]:
+    """The runs, of every method no more than one kind: the figures know methods."""
+    runs = list(map(benchmark.read, paths))
+    kinds = sorted({run.config.kind for run in runs if run.config.method == "cpl"})
+    if len(kinds) > 1:
+        raise ValueError(f"runs: expected one kind of CPL in a report, got {', '.join(kinds)}")
+    return runs
+
+
 def write_page(
     out: str | Path, runs: Sequence[Run[Any]], results: Table, lead: str, findings: Sequence[str], panels: list[Panel]
 ) -> Path:

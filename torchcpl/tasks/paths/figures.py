@@ -21,6 +21,7 @@ from torchcpl.tasks.pages import (
     convergence_curves,
     demonstrate,
     first_runs,
+    runs_of_a_page,
     steps_of,
     write_page,
 )
@@ -211,7 +212,7 @@ def findings(results: Table) -> list[str]:
 
 def report(paths: Sequence[str | Path], out: str | Path, results: Table | None = None) -> Path:
     """Write ``report.html`` and the figures into the folder ``out``; the path of the page."""
-    runs = list(map(BENCHMARK.read, paths))
+    runs = runs_of_a_page(BENCHMARK, paths)
     results = results or BENCHMARK.table(paths)
     return write_page(out, runs, results, LEAD, findings(results), panels(runs, results))
 
