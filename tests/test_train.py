@@ -196,9 +196,9 @@ def test_captured_steps_are_the_same_steps(
     config = override(ToyConfig(device="cuda"), **changes)
     odd = {7: lambda: "odd"}  # a batch that is not like the one that was captured
     fit(Toy(config, odd), tmp_path / "captured", progress=False)
-    assert len(replayed) == 12 - train._WARM_UPS - len(odd)
+    assert len(replayed) == 12 - train.WARM_UPS - len(odd)
     fit(Toy(override(config, capture=False), odd), tmp_path / "eager", progress=False)
-    assert len(replayed) == 12 - train._WARM_UPS - len(odd)
+    assert len(replayed) == 12 - train.WARM_UPS - len(odd)
     for which in ("best", "last"):
         mine, theirs = (weights_of(tmp_path / name, which) for name in ("captured", "eager"))
         assert all(torch.equal(mine[name], theirs[name]) for name in mine), which

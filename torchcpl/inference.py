@@ -62,21 +62,24 @@ class Compiled:
                 f"example: expected tensors on one device, got {sorted(map(str, devices)) or 'no tensors'}"
             )
         (self.device,) = devices
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.captured: Captured | None = None
         if self.device.type == "cuda":
-            self._capture(example)
+            with torch.cuda.device(self.device):
+                side = torch.cuda.Stream()
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    for _ in range(WARM_UPS):
+                        self._run(example)
+                torch.cuda.current_stream().wait_stream(side)
+                self.captured = Captured(self._run, example)
 
     def __call__(self, given: Any) -> Any:
         found = dict(leaves(given))
         self._check(found)
-        if self.graph is None:
+        if self.captured is None:
             return self._run(given)
-        with torch.no_grad():
-            for place, leaf in self.leaves.items():
-                if isinstance(leaf, Tensor):
-                    leaf.copy_(found[place])
-        self.graph.replay()
-        return each_tensor(self.result, torch.clone) if self.copy else self.result
+        result = self.captured(found)
+        return each_tensor(result, torch.clone) if self.copy else result
 
     def _tensors(self) -> list[Tensor]:
         return [leaf for leaf in self.leaves.values() if isinstance(leaf, Tensor)]
@@ -88,21 +91,6 @@ class Compiled:
         )
         with torch.inference_mode(), halving:
             return self.model(given)
-
-    def _capture(self, example: Any) -> None:
-        inputs = each_tensor(example, lambda tensor: tensor.detach().clone())
-        self.leaves = dict(leaves(inputs))  # the memory that the graph reads
-        with torch.cuda.device(self.device):
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(WARM_UPS):
-                    self._run(inputs)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self.result = self._run(inputs)
-        self.graph = graph
 
     def _check(self, found: Mapping[str, Any]) -> None:
         """Raise unless the leaves are those of the example: the same places, shapes, dtypes, device and constants."""
@@ -120,6 +108,29 @@ class Compiled:
                 raise ValueError(f"{place}: expected {describe(want)} as in the example, got {describe(have)}")
             if have.device != want.device:
                 raise ValueError(f"{place}: expected a tensor on {want.device}, got one on {have.device}")
+
+
+class Captured:
+    """``work`` on inputs like the example as one CUDA graph, which reads and writes memory of its own.
+
+    The work must have been done before: kernels are then compiled, and libraries have their workspaces.
+    """
+
+    def __init__(self, work: Callable[[Any], Any], example: Any) -> None:
+        inputs = each_tensor(example, lambda tensor: tensor.detach().clone())
+        self.leaves = dict(leaves(inputs))
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.result = work(inputs)
+
+    def __call__(self, given: Mapping[str, Any]) -> Any:
+        """The result for inputs with the leaves ``given``; the next call writes over it."""
+        with torch.no_grad():
+            for place, leaf in self.leaves.items():
+                if isinstance(leaf, Tensor):
+                    leaf.copy_(given[place])
+        self.graph.replay()
+        return self.result
 
 
 def _halved(model: Callable[[Any], Any]) -> Callable[[Any], Any]:

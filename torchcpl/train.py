@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcpl.config import TrainConfig
-from torchcpl.inference import each_tensor, leaves
+from torchcpl.inference import WARM_UPS, Captured, leaves
 from torchcpl.results import (
     Checkpoint,
     CheckpointError,
@@ -54,7 +54,6 @@ __all__ = [
 
 _NEVER = torch.iinfo(torch.int64).max
 _GLANCE = 20  # steps between looks at the loss on CUDA, as each look waits for the device
-_WARM_UPS = 3  # steps before one is captured: kernels are compiled and libraries make their workspaces
 
 
 class NonFiniteLoss(RuntimeError):
@@ -155,6 +154,11 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
     yield from model.buffers()
 
 
+def _frame(parts: dict[str, Any]) -> dict[str, Any]:
+    """What a captured graph takes for granted of its inputs: shapes and types of tensors, and all else."""
+    return {name: (part.shape, part.dtype) if isinstance(part, Tensor) else part for name, part in parts.items()}
+
+
 class _Losses(nn.Module):
     """The module Fabric wraps. The batch comes in a closure, or Fabric would copy and cast what is in it."""
 
@@ -189,7 +193,7 @@ class _Loop:
             capturable=cuda,
         )
         self.module, self.stepper = fabric.setup(_Losses(self.model), self.optimizer)
-        self.update: Callable[[Any], Tensor] = self._update
+        self.captured: Captured | None = None
         self.capture = config.capture and cuda and fabric.world_size == 1 and task.capturable
         self.zero = torch.zeros((), device=fabric.device)
         self.terms: list[str] = []  # the names of the losses, known after the first step
@@ -234,10 +238,10 @@ class _Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = rate if self.rate is None else self.rate.fill_(rate)
         batch = self.task.batch(step * self.fabric.world_size + self.fabric.global_rank)
-        if self.capture and step == self.start + _WARM_UPS:
-            self.update = _Captured(self._update, batch)
+        if self.capture and step == self.start + WARM_UPS:
+            self.captured = Captured(self._update, batch)
         try:
-            seen = self.update(batch)  # (K + P,)
+            seen = self._replay(batch)  # (K + P,)
         except ValueError as error:  # a NaN that the model itself came upon
             raise ValueError(f"{self._when(step)}: {error}") from error
         if self.config.ema:
@@ -260,6 +264,13 @@ class _Loop:
         self.stepper.step()
         self.stepper.zero_grad()
         return torch.stack([*values, *norms])
+
+    def _replay(self, batch: Any) -> Tensor:
+        """``_update``, where there is one by its captured graph: one launch in place of hundreds."""
+        given = dict(leaves(batch))
+        if self.captured is None or _frame(given) != _frame(self.captured.leaves):
+            return self._update(batch)
+        return cast(Tensor, self.captured(given)).clone()
 
     def _watch(self, terms: list[str]) -> None:
         if "loss" not in terms:
@@ -403,32 +414,6 @@ class _Loop:
         torch.set_rng_state(random[:cpu].clone())  # torch reads a view from where its storage begins
         if self.fabric.device.type == "cuda":
             torch.cuda.set_rng_state(random[cpu:].clone(), self.fabric.device)
-
-
-class _Captured:
-    """``work`` on batches like the first as one CUDA graph: one launch in place of hundreds, each dear to the host."""
-
-    def __init__(self, work: Callable[[Any], Tensor], batch: Any) -> None:
-        self.work = work
-        self.batch = each_tensor(batch, torch.clone)  # the memory that the graph reads
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.result = work(self.batch)
-
-    def __call__(self, batch: Any) -> Tensor:
-        mine, given = dict(leaves(self.batch)), dict(leaves(batch))
-        if _kinds(mine) != _kinds(given):
-            return self.work(batch)
-        for place, leaf in mine.items():
-            if isinstance(leaf, Tensor):
-                leaf.copy_(given[place])
-        self.graph.replay()
-        return self.result.clone()
-
-
-def _kinds(parts: dict[str, Any]) -> dict[str, Any]:
-    """What a captured graph takes for granted of the parts of its input."""
-    return {name: (part.shape, part.dtype) if isinstance(part, Tensor) else part for name, part in parts.items()}
 
 
 class _Journal:
