@@ -134,7 +134,7 @@ BRANCHES = [
     pytest.param({"split": 5, "candidates": 16}, 1, 3, 17, id="more-parts-than-tiles"),
     pytest.param({"steps": 16}, 1, 35, 40, id="several-tiles-of-contexts"),
     pytest.param({}, 3, 4, 20, id="several-sequences"),
-    pytest.param({"part": 16, "hidden": 64}, 1, 4, 20, id="hidden-in-parts"),
+    pytest.param({"part": 32, "hidden": 128}, 1, 4, 20, id="hidden-in-parts"),
 ]
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,9 +123,10 @@ def _no_device(tensor: Tensor) -> str | None:
     return None if tensor.device.type == ("cpu" if interpreted else "cuda") else f"tensors on {tensor.device}"
 
 
-def _wrong_dtype(pot: Potentials) -> str | None:
-    parts = [pot.unary, pot.stop, *vars(pot.interaction).values()]
-    odd = [str(part.dtype) for part in parts if isinstance(part, Tensor) and part.dtype not in SINGLES]
+def _wrong_dtype(pot: Potentials, *parts: Any) -> str | None:
+    """Whether a tensor of ``pot``, its interaction's ``parts`` included, has a type the kernels do not know."""
+    tensors = [part for part in (pot.unary, pot.stop, *parts) if isinstance(part, Tensor)]
+    odd = [str(tensor.dtype) for tensor in tensors if tensor.dtype not in SINGLES]
     return f"potentials in {odd[0].removeprefix('torch.')}" if odd else None
 
 
@@ -144,7 +146,7 @@ def decode_obstacle(pot: Potentials, rules: Rules) -> str | None:
         return "constraints other than Forbid"
     if pot.unary.numel() == 0:
         return f"potentials of shape {tuple(pot.unary.shape)}"
-    return _wrong_dtype(pot) or _no_device(pot.unary)
+    return _wrong_dtype(pot, *vars(interaction).values()) or _no_device(pot.unary)
 
 
 def loss_obstacle(pot: Potentials, order: Tensor, rules: Rules) -> str | None:
@@ -162,7 +164,8 @@ def loss_obstacle(pot: Potentials, order: Tensor, rules: Rules) -> str | None:
         return "keys whose rows lie too far apart"  # for 32-bit offsets
     if torch.float16 in (interaction.keys.dtype, interaction.values.dtype):
         return "factors in float16"  # whose gradients, p·g, underflow
-    return _wrong_dtype(pot) or _no_device(pot.unary)
+    # By name: torch.compile of torch 2.11 cannot list them.
+    return _wrong_dtype(pot, interaction.keys, interaction.values, interaction.stop_key) or _no_device(pot.unary)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Tiles:
     steps: int
     candidates: int
     hidden: int
-    part: int  # of the hidden dimensions in one product
+    part: int  # of the hidden dimensions in one product: all or 32 (by 16, Triton 3.6 compiles to invalid addresses)
     count: int  # tiles of contexts, a program each
     split: int  # programs that share the candidates of a tile
     both: bool  # one walk over a row's keys gives the gradients of both sides of the product: its contexts are one tile
