@@ -198,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--batches", nargs="+", type=int, default=[1, 256], help="batch sizes (default: 1 256)")
         sub.add_argument("--repeats", type=int, default=10, help="rounds behind mean ± std (default: 10)")
         sub.add_argument("--examples", type=int, default=100, help="predictions a round at batch 1 (default: 100)")
-        said = "of the predictions (default: 32-true)"
+        said = "of the predictions; with bf16-mixed, also how many are the same as in 32-true (default: 32-true)"
         sub.add_argument("--arithmetic", choices=("32-true", "bf16-mixed"), default="32-true", help=said)
         _add_output(sub)
         _add_config(sub, commands)

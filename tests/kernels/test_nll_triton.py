@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -410,15 +410,15 @@ def test_the_compiler_sees_one_operation(what: str, dynamic: bool, device: torch
 @pytest.mark.parametrize(
     ("batch", "count", "steps", "n", "hidden", "dtype", "expected"),
     [
-        (256, 1, 32, 1024, 128, torch.float32, (32, 64, 128, 32, 256, 1, True)),
-        (256, 10, 10, 160, 256, torch.bfloat16, (16, 64, 256, 256, 2560, 1, False)),
-        (8, 1, 64, 65_536, 128, torch.bfloat16, (64, 64, 128, 128, 8, 33, True)),
-        (8, 1, 64, 65_536, 128, torch.float32, (32, 64, 128, 32, 16, 17, False)),
-        (1, 1, 0, 1, 1, torch.float32, (16, 64, 16, 16, 1, 1, True)),
+        (256, 1, 32, 1024, 128, torch.float32, (32, 64, 128, 32, 256, 1, True, 4, 1)),
+        (256, 10, 10, 160, 256, torch.bfloat16, (16, 64, 256, 256, 2560, 1, False, 4, 3)),
+        (8, 1, 64, 65_536, 128, torch.bfloat16, (64, 64, 128, 128, 8, 33, True, 8, 2)),
+        (8, 1, 64, 65_536, 128, torch.float32, (32, 64, 128, 32, 16, 17, False, 4, 1)),
+        (1, 1, 0, 1, 1, torch.float32, (16, 64, 16, 16, 1, 1, True, 4, 1)),
     ],
 )
 def test_the_tiles_for_a_size(
     batch: int, count: int, steps: int, n: int, hidden: int, dtype: torch.dtype, expected: tuple[Any, ...]
 ) -> None:
     tile = tiles(batch, count, steps, n, hidden, dtype)
-    assert (tile.steps, tile.candidates, tile.hidden, tile.part, tile.count, tile.split, tile.both) == expected
+    assert astuple(tile) == expected

@@ -235,6 +235,21 @@ def test_bench_counts_from_one(folder: Path, option: dict[str, Any]) -> None:
         BENCHMARK.bench([folder / "cpl-s0"], **option)
 
 
+def test_bench_in_bfloat16_says_how_many_selections_are_those_of_float32(folder: Path) -> None:
+    small: dict[str, Any] = {"batches": (1,), "repeats": 1, "examples": 2}
+    found = BENCHMARK.bench([folder / "cpl-s0"], precision="bf16-mixed", **small)
+    task, model = BENCHMARK.restore(BENCHMARK.read(folder / "cpl-s0"))
+    (bags,) = task.examples(len(task.reported), 1)
+    with torch.inference_mode():
+        expected = model.select(bags).tolist()
+        with torch.autocast(task.device.type, torch.bfloat16):
+            rounded = model.select(bags).tolist()
+    share = sum(map(list.__eq__, rounded, expected)) / len(expected)
+    assert 0 < share < 1  # or nothing is tested
+    assert found.rows[0]["same"] == pytest.approx(share)
+    assert "same" not in BENCHMARK.bench([folder / "cpl-s0"], **small).rows[0]
+
+
 # ---------------------------------------------------------------------------------------------- figures
 
 

@@ -75,14 +75,15 @@ def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtyp
     wide = 64  # as many candidates as Hopper's matrix instruction has rows
     number = batch * count * max(1, -(-steps // tall))
     split = 1 if number >= PROGRAMS // 2 else min(-(-PROGRAMS // number), -(-candidates // (4 * wide)))
+    group = single or tall * deep <= 32 * 128  # the four warps of one matrix instruction; else their registers spill
     return Tiles(
         *(tall, wide, deep),
         part=min(deep, 32) if single else deep,
         count=number,
         split=split,
         both=number == batch,
-        warps=8,
-        stages=2,
+        warps=4 if group else 8,
+        stages=1 if single else 3 if group else 2,
     )
 
 

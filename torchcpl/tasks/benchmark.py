@@ -36,6 +36,7 @@ SPEED = (
     Column("ms", "Whole ms", 3, "min"),
     Column("picks", "Picks", 1),
 )
+SAME = Column("same", "Same picks", 3, share=True)
 TIMED = 20  # examples a repeat in the tables' ms column
 
 
@@ -246,7 +247,8 @@ class Benchmark(Generic[C]):
         """Milliseconds an example of encoder, decoding and the whole, for runs and for untrained models of ``configs``.
 
         A round predicts ``examples`` inputs one at a time, or one larger batch. The pointer is timed with its cache
-        and, as in the paper, recomputing everything at each step.
+        and, as in the paper, recomputing everything at each step. With a ``precision`` below float32, the share of what
+        is reported on whose selection is the same as in float32.
         """
         for name, count in (*(("batches", batch) for batch in batches), ("repeats", repeats), ("examples", examples)):
             check_count(name, count, 1)
@@ -262,21 +264,26 @@ class Benchmark(Generic[C]):
         rows: list[dict[str, Any]] = []
         for batch in batches:  # refused before anything is timed
             models[0][0].examples(batch, 1)
+        rounded = precision != "32-true"
+        shares = [{"same": _same(*model, precision)} if rounded else {} for model in models]
         for batch in batches:
-            for task, model, knob in models:
+            for (task, model, knob), share in zip(models, shares, strict=True):
                 inputs = task.examples(batch, examples if batch == 1 else 1)
                 name = self.names[task.config.method]
-                rows += [
-                    {"method": name + form, **row} for form, row in _timed(model, inputs, knob, repeats, precision)
-                ]
+                timed = _timed(model, inputs, knob, repeats, precision)
+                rows += [{"method": name + form, **row, **share} for form, row in timed]
         device = models[0][0].device
         notes = (
             f"ms an example: mean ± std of {repeats}; {precision}, {_where(device)}.",
             "Picks: mean number; of CPL and the pointer, the decoding steps."
             + ("" if paths else " Untrained weights."),
+            *(["Same picks: the share of selections that are those of float32."] if rounded else []),
         )
+        columns = (*SPEED, SAME) if rounded else SPEED
         info = run_info(seeds=sorted({task.config.seed for task, _, _ in models}), device=device)
-        return Table(f"Speed of a prediction, {self.subject}", SPEED, rows, (), notes, info | {"precision": precision})
+        return Table(
+            f"Speed of a prediction, {self.subject}", columns, rows, (), notes, info | {"precision": precision}
+        )
 
 
 def _where(device: torch.device) -> str:
@@ -312,6 +319,16 @@ def _timed(
             row[name], row[f"{name}_std"] = clock(calls, repeats, batch)
         rows.append((form, row))
     return rows
+
+
+def _same(task: Any, model: Any, knob: float | None, precision: str) -> float:
+    """The share of what is reported on whose selection is the same as in float32."""
+    inputs = task.examples(min(100, len(task.reported)), len(task.reported))
+    selections = []
+    for arithmetic in ("32-true", precision):
+        answers = [call() for call in ready(lambda one: model.select(one, knob), inputs, arithmetic)]
+        selections.append([picks for answer in answers for picks in getattr(answer, "selection", answer).tolist()])
+    return statistics.fmean(one == other for one, other in zip(*selections, strict=True))
 
 
 def ready(work: Callable[[Any], Any], inputs: Sequence[Any], precision: str = "32-true") -> list[Callable[[], Any]]:

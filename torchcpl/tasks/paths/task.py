@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchcpl.config import TrainConfig, option, override
 from torchcpl.head import KINDS, CPLHead, mlp
+from torchcpl.inference import side_by_side
 from torchcpl.metrics import off_road, path_scores
 from torchcpl.potentials import Selection
 from torchcpl.resnet import IMAGENET_MEAN, IMAGENET_STD
@@ -151,8 +152,11 @@ class PathsModel(nn.Module):
 
     def decode(self, features: Tensor, images: Tensor, knob: float | None = None) -> Prediction:
         """The path that the method selects, given the encoded cells of the images."""
-        selection = self.method.select(features, self._all(features), self.max_len, knob)
-        return Prediction(selection, _gather(self.points(features), selection.indices))
+        selection, points = side_by_side(
+            lambda: self.method.select(features, self._all(features), self.max_len, knob),
+            lambda: self.points(features),
+        )
+        return Prediction(selection, _gather(points, selection.indices))
 
     def select(self, images: Tensor, knob: float | None = None) -> Prediction:
         return self.decode(self.encode(images), images, knob)
