@@ -59,14 +59,15 @@ def tune_loss(batch: int, n: int, steps: int, hidden: int, dtype: torch.dtype) -
     unary, stop, keys, values = (leaf.detach() for leaf in leaves)
     real = torch.ones(batch, n, dtype=torch.bool, device=DEVICE)
     given = (unary, stop, keys, values, None, real, order, 1, 1 / batch)
-    back = (torch.ones((), device=DEVICE), None, *nll_triton.scores(*given), unary, keys, None, real, order, dtype, 1)
+    found = nll_triton.scores(*given)
+    back = (torch.ones((), device=DEVICE), None, *found, unary, keys, None, real, order, dtype, dtype, 1)
     choose = nll_triton.tiles
     chosen = choose(batch, 1, steps, n, hidden, dtype)
     sizes = f"B={batch} N={n} T={steps} h={hidden} {NAMES[dtype]}"
     for candidates, part, warps, stages in LAUNCHES[dtype]:
         way = replace(chosen, candidates=candidates, part=min(part, chosen.hidden), warps=warps, stages=stages)
         for both in (True, False) if chosen.both else (False,):
-            forced = replace(way, both=both)
+            forced = replace(way, both=both, alone=both and chosen.alone)
             setattr(nll_triton, "tiles", lambda *_, forced=forced: forced)  # noqa: B010
             name = f"{sizes} {candidates=} part={way.part} {warps=} {stages=}"
             if both == chosen.both:

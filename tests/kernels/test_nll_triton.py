@@ -115,7 +115,8 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Tiles]]:
         def forced(batch: int, count: int, steps: int, *rest: Any) -> Tiles:
             chosen = replace(tiles(batch, count, steps, *rest), **changes)
             number = batch * count * max(1, -(-steps // chosen.steps))
-            chosen = replace(chosen, count=number, both=chosen.both and number == batch)
+            both = chosen.both and number == batch
+            chosen = replace(chosen, count=number, both=both, alone=chosen.alone and both and chosen.split == 1)
             used.append(chosen)
             return chosen
 
@@ -127,7 +128,8 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Tiles]]:
 
 # Each branch by the tiles that lead to it; P, T and N to go with them.
 BRANCHES = [
-    pytest.param({}, 1, 5, 37, id="one-walk"),
+    pytest.param({}, 1, 5, 37, id="alone"),
+    pytest.param({"alone": False}, 1, 5, 37, id="one-walk"),
     pytest.param({"both": False}, 1, 5, 37, id="two-walks"),
     pytest.param({"split": 3, "candidates": 16}, 1, 5, 70, id="one-walk-split"),
     pytest.param({"split": 2, "both": False, "candidates": 16}, 2, 3, 40, id="two-walks-split"),
@@ -135,6 +137,7 @@ BRANCHES = [
     pytest.param({"steps": 16}, 1, 35, 40, id="several-tiles-of-contexts"),
     pytest.param({}, 3, 4, 20, id="several-sequences"),
     pytest.param({"part": 32, "hidden": 128}, 1, 4, 20, id="hidden-in-parts"),
+    pytest.param({"part": 32, "hidden": 128, "alone": False}, 1, 4, 20, id="hidden-in-parts-one-walk"),
 ]
 
 
@@ -161,6 +164,7 @@ def test_every_branch_is_as_exact_as_plain_torch(
     for name, value in changes.items():
         assert all(getattr(tile, name) == value for tile in used)
     assert used[0].both == (used[0].count == 2 and changes.get("both", True))
+    assert used[0].alone == (used[0].both and used[0].split == 1 and changes.get("alone", True))
 
 
 @pytest.mark.parametrize(("changes", "_", "steps", "n"), BRANCHES)
@@ -410,11 +414,11 @@ def test_the_compiler_sees_one_operation(what: str, dynamic: bool, device: torch
 @pytest.mark.parametrize(
     ("batch", "count", "steps", "n", "hidden", "dtype", "expected"),
     [
-        (256, 1, 32, 1024, 128, torch.float32, (32, 64, 128, 32, 256, 1, True, 4, 1)),
-        (256, 10, 10, 160, 256, torch.bfloat16, (16, 64, 256, 256, 2560, 1, False, 4, 3)),
-        (8, 1, 64, 65_536, 128, torch.bfloat16, (64, 64, 128, 128, 8, 33, True, 8, 2)),
-        (8, 1, 64, 65_536, 128, torch.float32, (32, 64, 128, 32, 16, 17, False, 4, 1)),
-        (1, 1, 0, 1, 1, torch.float32, (16, 64, 16, 16, 1, 1, True, 4, 1)),
+        (256, 1, 32, 1024, 128, torch.float32, (32, 64, 128, 32, 256, 1, True, True, 4, 1)),
+        (256, 10, 10, 160, 256, torch.bfloat16, (16, 64, 256, 256, 2560, 1, False, False, 4, 3)),
+        (8, 1, 64, 65_536, 128, torch.bfloat16, (64, 64, 128, 128, 8, 33, True, False, 8, 2)),
+        (8, 1, 64, 65_536, 128, torch.float32, (32, 64, 128, 32, 16, 17, False, False, 4, 1)),
+        (1, 1, 0, 1, 1, torch.float32, (16, 64, 16, 16, 1, 1, True, True, 4, 1)),
     ],
 )
 def test_the_tiles_for_a_size(

@@ -1,6 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """The contexts of all prefixes of given sequences, in one launch instead of the dozen that plain torch takes.
 
+Or in none: where one program scores all contexts of a row, it makes them itself (``write_ranks``, ``write_contexts``).
+
 The context after t picks is the running sum s_t = Σ_{u<t} values[order_u], here already divided by √h. With it comes
 the rank of every candidate, the step at which it is picked (T if never): the whole of what the scores of a prefix
 need to know about the sequence, since candidate n is gone after t picks iff rank[n] < t, and next iff rank[n] = t.
@@ -19,22 +21,20 @@ BLOCK = 1024  # ranks written at a time
 
 
 def prefixes_like(values: Tensor, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Room for the two of ``prefixes``."""
+    """Room for contexts (B, P·(T+1), h) in ``dtype`` and ranks (B, P, N), int32."""
     batch, candidates, hidden = values.shape
     count, steps = (1, *order.shape[1:])[-2:]
     query = values.new_empty(batch, count * (steps + 1), hidden, dtype=dtype)
     return query, values.new_empty(batch, count, candidates, dtype=torch.int32)
 
 
-def prefixes(values: Tensor, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """values (B, N, h), order (B, [P,] T) → contexts (B, P·(T+1), h) in ``dtype`` and ranks (B, P, N), int32."""
+def prefixes(values: Tensor, order: Tensor, query: Tensor, rank: Tensor) -> None:
+    """From values (B, N, h) and order (B, [P,] T), contexts and ranks into the room for them."""
     batch, candidates, hidden = values.shape
     count, steps = (1, *order.shape[1:])[-2:]
-    query, rank = prefixes_like(values, order, dtype)
     grid = (batch * count, -(-hidden // PART))
     sizes = (candidates, count, steps, hidden, hidden**-0.5)
     _sum[grid](values, *values.stride(), order, query, rank, *sizes, STEPS=STEPS, PART=PART, BLOCK=BLOCK)
-    return query, rank
 
 
 def prefixes_backward(grad: Tensor, order: Tensor, candidates: int, dtype: torch.dtype) -> Tensor:
@@ -48,6 +48,34 @@ def prefixes_backward(grad: Tensor, order: Tensor, candidates: int, dtype: torch
     return result
 
 
+@triton.jit
+def write_ranks(order, rank, N, T, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    """The ranks of one sequence."""
+    for start in range(0, N, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        tl.store(rank + n, tl.full((BLOCK,), 0, tl.int32) + T, mask=n < N)
+    tl.debug_barrier()  # other threads write the picks' ranks over these
+    for start in range(0, T, STEPS):
+        u = start + tl.arange(0, STEPS)
+        pick = tl.load(order + u, mask=u < T, other=-1)
+        tl.store(rank + pick, u, mask=pick >= 0)
+
+
+@triton.jit
+def write_contexts(values, values_n, values_h, order, query, h, T, H, scale, STEPS: tl.constexpr):
+    """The hidden dimensions ``h`` of the contexts of one sequence."""
+    before = tl.zeros(h.shape, tl.float32)
+    tl.store(query + h, before, mask=h < H)
+    for start in range(0, T, STEPS):
+        u = start + tl.arange(0, STEPS)
+        pick = tl.load(order + u, mask=u < T, other=-1)
+        there = (pick >= 0)[:, None] & (h < H)[None, :]
+        steps = tl.load(values + pick[:, None] * values_n + h[None, :] * values_h, mask=there, other=0.0).to(tl.float32)
+        sums = (tl.cumsum(steps, 0) + before[None, :]) * scale
+        tl.store(query + (u[:, None] + 1) * H + h[None, :], sums, mask=(u < T)[:, None] & (h < H)[None, :])
+        before += tl.sum(steps, 0)
+
+
 # fmt: off
 @triton.jit
 def _sum(
@@ -57,28 +85,11 @@ def _sum(
     # fmt: on
     row = tl.program_id(0).to(tl.int64)  # sequence p of row b
     h = tl.program_id(1) * PART + tl.arange(0, PART)
-    values += (row // P) * values_b
-    query += row * (T + 1) * H
     order += row * T
-    rank += row * N
-    first = tl.program_id(1) == 0
-    if first:
-        for start in range(0, N, BLOCK):
-            n = start + tl.arange(0, BLOCK)
-            tl.store(rank + n, tl.full((BLOCK,), 0, tl.int32) + T, mask=n < N)
-        tl.debug_barrier()  # other threads write the picks' ranks over these
-    before = tl.zeros((PART,), tl.float32)
-    for start in range(0, T + 1, STEPS):
-        t = start + tl.arange(0, STEPS)
-        # The pick that leads to prefix t; prefix 0 has none, nor has what lies after the end.
-        pick = tl.load(order + t - 1, mask=(t > 0) & (t <= T), other=-1)
-        there = (pick >= 0)[:, None] & (h < H)[None, :]
-        steps = tl.load(values + pick[:, None] * values_n + h[None, :] * values_h, mask=there, other=0.0).to(tl.float32)
-        sums = (tl.cumsum(steps, 0) + before[None, :]) * scale
-        tl.store(query + t[:, None] * H + h[None, :], sums, mask=(t <= T)[:, None] & (h < H)[None, :])
-        before += tl.sum(steps, 0)
-        if first:
-            tl.store(rank + pick, t - 1, mask=pick >= 0)
+    if tl.program_id(1) == 0:
+        write_ranks(order, rank + row * N, N, T, STEPS, BLOCK)
+    values += (row // P) * values_b
+    write_contexts(values, values_n, values_h, order, query + row * (T + 1) * H, h, T, H, scale, STEPS)
 
 
 # fmt: off

@@ -62,6 +62,7 @@ class Tiles:
     count: int  # tiles of contexts, a program each
     split: int  # programs that share the candidates of a tile
     both: bool  # one walk over a row's keys gives the gradients of both sides of the product: its contexts are one tile
+    alone: bool  # that and no split: one program does all there is to do for a row, contexts and values included
     warps: int
     stages: int
 
@@ -82,6 +83,7 @@ def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtyp
         count=number,
         split=split,
         both=number == batch,
+        alone=number == batch and split == 1,
         warps=4 if group else 8,
         stages=1 if single else 3 if group else 2,
     )
@@ -96,12 +98,11 @@ class Scores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
         unary, stop, keys, values, stop_key, real, order, ahead, asked = given
-        # What −log P of whole sequences is weighted with; zero where that is not asked for.
-        scale = {"picks": 0.0, "mean": 1 / len(order)}.get(asked, 1.0)
+        # What −log P of whole sequences is weighted with; none where that is not asked for.
+        scale = {"picks": None, "mean": 1 / len(order)}.get(asked, 1.0)
         found, query, rank = scores(*given[:-1], scale)
         ctx.save_for_backward(found, query, rank, unary, keys, stop_key, real, order)
-        ctx.options = (values.dtype, ahead)
-        ctx.stop = stop.dtype
+        ctx.options = (values.dtype, stop.dtype, ahead)
         if asked == "picks":
             return found[0], found[1]
         return found[0].sum(-1) if asked == "none" else found[0].sum()
@@ -114,23 +115,28 @@ class Scores(torch.autograd.Function):
             g_picks.contiguous(), g_stop, *ctx.saved_tensors, *ctx.options
         )
         d_key = d_stop_key[0] if d_stop_key else None
-        return d_unary, d_stop.to(ctx.stop), d_keys, d_values, d_key, None, None, None, None
+        return d_unary, d_stop, d_keys, d_values, d_key, None, None, None, None
 
 
 def _scores(
     unary: Tensor, stop: Tensor, keys: Tensor, values: Tensor, stop_key: Tensor | None, real: Tensor, order: Tensor,
-    ahead: int, scale: float,
+    ahead: int, scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``found`` (5, B, [P,] T+1), for the backward pass too; and contexts and ranks, for it alone."""
-    query, rank = prefixes(values, order, keys.dtype)
-    if stop_key is not None:  # one for every context then
-        stop = stop.float().unsqueeze(-1) + torch.einsum("bmh,bh->bm", query, stop_key.to(query.dtype))
+    query, rank = prefixes_like(values, order, keys.dtype)
     found = _found_like(unary, order)
     arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, found, ahead)
+    if tile.alone:
+        own = (values, *values.stride(), *_with_strides(stop_key))
+    else:
+        prefixes(values, order, query, rank)
+        own = (None,) * 7
+        if stop_key is not None:  # one stop for every context then
+            stop = stop.float().unsqueeze(-1) + torch.einsum("bmh,bh->bm", query, stop_key.to(query.dtype))
     contexts = query.shape[0] * query.shape[1]
     parts = None if tile.split == 1 else found.new_empty(4, tile.split, contexts)
-    rest = (stop, *(*stop.stride(), 0)[:2], order if scale else None, scale, parts)
-    forward[(tile.count, tile.split)](*arguments, *rest, *sizes, **options)
+    rest = (stop, *(*stop.stride(), 0)[:2], order, scale, parts)
+    forward[(tile.count, tile.split)](*arguments, *rest, *own, *sizes, **options)
     if parts is not None:
         _, count, steps, *_ = sizes
         combine[(-(-contexts // 128),)](found, *rest, tile.split, contexts, count, steps, BLOCK=128)
@@ -139,19 +145,28 @@ def _scores(
 
 def _scores_backward(
     g_picks: Tensor, g_stop: Tensor | None, found: Tensor, query: Tensor, rank: Tensor, unary: Tensor, keys: Tensor,
-    stop_key: Tensor | None, real: Tensor, order: Tensor, dtype: torch.dtype, ahead: int,
+    stop_key: Tensor | None, real: Tensor, order: Tensor, values_dtype: torch.dtype, stop_dtype: torch.dtype,
+    ahead: int,
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of unary, stop, keys, values and the stop's key, if there is one."""
     arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, found, ahead)
-    d_unary, d_keys, d_stop = unary.new_empty(unary.shape), keys.new_empty(keys.shape), found.new_empty(query.shape[:2])
+    arguments += (g_picks, min(g_picks.dim(), 1), g_stop)
+    d_unary, d_keys = unary.new_empty(unary.shape), keys.new_empty(keys.shape)
+    if tile.alone:
+        d_stop, d_values = unary.new_empty(len(keys), dtype=stop_dtype), keys.new_empty(keys.shape, dtype=values_dtype)
+        d_stop_key = None if stop_key is None else stop_key.new_empty(stop_key.shape)
+        own = (d_values, order, *_with_strides(stop_key), d_stop_key)
+        backward_contexts[(tile.count,)](*arguments, None, d_stop, d_keys, d_unary, *own, *sizes, **options)
+        return [d_unary, d_stop, d_keys, d_values, *([] if d_stop_key is None else [d_stop_key])]
+    d_stop = found.new_empty(query.shape[:2])
     split = tile.split > 1
     d_query = found.new_empty(tile.split, *query.shape) if split else torch.empty_like(query)
-    arguments += (g_picks, min(g_picks.dim(), 1), g_stop)
     both = (d_keys, d_unary) if tile.both else (None, None)
-    backward_contexts[(tile.count, tile.split)](*arguments, d_query, d_stop, *both, *sizes, **options)
+    own = (None,) * 6
+    backward_contexts[(tile.count, tile.split)](*arguments, d_query, d_stop, *both, *own, *sizes, **options)
     if not tile.both:
         grid = (len(keys), -(-keys.shape[1] // tile.candidates))
-        backward_keys[grid](*arguments, d_keys, d_unary, *sizes, **options)
+        backward_keys[grid](*arguments, d_keys, d_unary, *sizes[:-1], **options)
     if split:
         d_query = d_query.sum(0).to(query.dtype)
     ending = []
@@ -159,13 +174,18 @@ def _scores_backward(
         slope = d_stop.to(query.dtype)
         d_query.baddbmm_(slope.unsqueeze(2), stop_key.to(query.dtype).unsqueeze(1))
         ending = [torch.einsum("bm,bmh->bh", slope, query).to(stop_key.dtype)]
-    return [d_unary, d_stop.sum(1), d_keys, prefixes_backward(d_query, order, keys.shape[1], dtype), *ending]
+    d_values = prefixes_backward(d_query, order, keys.shape[1], values_dtype)
+    return [d_unary, d_stop.sum(1).to(stop_dtype), d_keys, d_values, *ending]
+
+
+def _with_strides(stop_key: Tensor | None) -> tuple[Any, ...]:
+    return (None, None, None) if stop_key is None else (stop_key, *stop_key.stride())
 
 
 def _launch(
     query: Tensor, keys: Tensor, unary: Tensor, real: Tensor, rank: Tensor, found: Tensor, ahead: int
-) -> tuple[tuple[Any, ...], tuple[int, ...], Tiles, dict[str, Any]]:
-    """What all kernels are given: tensors with their strides, sizes (N, P, T, h, ahead), tiles, options."""
+) -> tuple[tuple[Any, ...], tuple[Any, ...], Tiles, dict[str, Any]]:
+    """What all kernels are given: tensors with their strides, sizes (N, P, T, h, ahead, 1/√h), tiles, options."""
     batch, candidates, hidden = keys.shape
     count = rank.shape[1]
     steps = query.shape[1] // count - 1
@@ -180,7 +200,7 @@ def _launch(
         "num_stages": tile.stages,
     }
     tensors = (query, keys, *keys.stride(), unary, *unary.stride(), real, *real.stride(), rank, found)
-    return tensors, (candidates, count, steps, hidden, ahead), tile, options
+    return tensors, (candidates, count, steps, hidden, ahead, hidden**-0.5), tile, options
 
 
 def _precision(keys: Tensor) -> str:
@@ -218,22 +238,23 @@ def _scores_like(
 
 def _scores_backward_like(
     g_picks: Tensor, g_stop: Any, found: Any, query: Any, rank: Any, unary: Tensor, keys: Tensor,
-    stop_key: Tensor | None, real: Any, order: Any, dtype: torch.dtype, *_: Any,
+    stop_key: Tensor | None, real: Any, order: Any, values_dtype: torch.dtype, stop_dtype: torch.dtype, *_: Any,
 ) -> list[Tensor]:  # fmt: skip
-    d_stop, d_values = g_picks.new_empty(keys.shape[0]), keys.new_empty(keys.shape, dtype=dtype)
+    d_stop, d_values = keys.new_empty(len(keys), dtype=stop_dtype), keys.new_empty(keys.shape, dtype=values_dtype)
     ending = [] if stop_key is None else [stop_key.new_empty(stop_key.shape)]
     return [unary.new_empty(unary.shape), d_stop, keys.new_empty(keys.shape), d_values, *ending]
 
 
 scores = opaque(
     "(Tensor unary, Tensor stop, Tensor keys, Tensor values, Tensor? stop_key, Tensor real, Tensor order, int ahead,"
-    " float scale) -> (Tensor, Tensor, Tensor)",
+    " float? scale) -> (Tensor, Tensor, Tensor)",
     _scores,
     _scores_like,
 )
 scores_backward = opaque(
     "(Tensor g_picks, Tensor? g_stop, Tensor found, Tensor query, Tensor rank, Tensor unary, Tensor keys,"
-    " Tensor? stop_key, Tensor real, Tensor order, ScalarType dtype, int ahead) -> Tensor[]",
+    " Tensor? stop_key, Tensor real, Tensor order, ScalarType values_dtype, ScalarType stop_dtype, int ahead)"
+    " -> Tensor[]",
     _scores_backward,
     _scores_backward_like,
 )

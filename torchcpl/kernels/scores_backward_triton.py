@@ -38,9 +38,9 @@ def gradient(logits, soon, peak, rest, d_picks, weight):
 
 
 @triton.jit
-def store_stop(result, found, contexts, at, there, d_stop, weight):
+def gradient_of_stop(found, contexts, at, there, d_stop, weight):
     last = tl.load(found + contexts + at, mask=there, other=-float("inf"))
-    tl.store(result + at, tl.where(last > -float("inf"), d_stop - tl.exp(last) * weight, 0.0), mask=there)
+    return tl.where(last > -float("inf"), d_stop - tl.exp(last) * weight, 0.0)
 
 
 @triton.jit
@@ -53,13 +53,16 @@ def store_rows(pointer, at, there, values, start, H, WIDTH: tl.constexpr):
 @triton.jit(do_not_specialize=VARYING)
 def backward_contexts(
     query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, found,
-    g_picks, g_row, g_stop, d_query, d_stop, d_keys, d_unary, N, P, T, H, ahead,
+    g_picks, g_row, g_stop, d_query, d_stop, d_keys, d_unary,
+    d_values, order, stop_key, stop_key_b, stop_key_h, d_stop_key, N, P, T, H, ahead, root,
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):
     # fmt: on
-    """∂contexts of a tile over this program's share of the candidates, and ∂stop.
+    """∂contexts of a tile over this program's share of the candidates, and the ∂stop of each.
 
-    Where the tile is all contexts of its row, ∂keys and ∂unary come out of the same walk if they are asked for.
+    Where the tile is all contexts of its row, ∂keys and ∂unary come out of the same walk if they are asked for. Where
+    that row's candidates are all this program's too, ∂values may be asked for in place of ∂contexts: then ∂stop is the
+    row's, and with a ``stop_key`` goes on to the values and to that key.
     """
     tiles = tl.maximum(tl.cdiv(T, TALL), 1)
     tile = tl.program_id(0) % tiles
@@ -77,9 +80,13 @@ def backward_contexts(
     peak_0, rest_0, d_picks_0, slope_0, weight_0 = load_gradients(
         found, g_picks, g_row, g_stop, row, contexts, base, True
     )
-    if tl.program_id(1) == 0:
-        store_stop(d_stop, found, contexts, base + t, t <= T, slope, weight)
-        store_stop(d_stop, found, contexts, base, tile == 0, slope_0, weight_0)
+    ending = gradient_of_stop(found, contexts, base + t, t <= T, slope, weight)
+    ending_0 = gradient_of_stop(found, contexts, base, tile == 0, slope_0, weight_0)
+    if d_values is not None:
+        tl.store(d_stop + b, tl.sum(ending, 0) + ending_0)
+    elif tl.program_id(1) == 0:
+        tl.store(d_stop + base + t, ending, mask=t <= T)
+        tl.store(d_stop + base, ending_0, mask=tile == 0)
 
     d_q = tl.zeros((DEEP, TALL), tl.float32)
     first, last = share_of(N, WIDE)
@@ -100,13 +107,28 @@ def backward_contexts(
                 nothing = tl.zeros((WIDE, PART), tl.float32)
                 d_k = product(d_logits.to(q.dtype), q, nothing, PRECISION)
                 store_rows(d_keys + b * N * H, n, n < N, d_k, part, H, PART)
+                if d_values is not None:
+                    store_rows(d_values + b * N * H, n, n < N, nothing, part, H, PART)
             logit_0 = tl.where(there, theta, -float("inf"))
             d_theta = gradient(logit_0, coming(ranks, ranks, T, ahead), peak_0, rest_0, d_picks_0, weight_0)
             tl.store(d_unary + b * N + n, d_theta + tl.sum(d_logits, 1), mask=n < N)
-    d_query += tl.program_id(1).to(tl.int64) * contexts * H
-    store_rows(d_query + base * H, t, t <= T, tl.trans(d_q), 0, H, DEEP)
     h = tl.arange(0, DEEP)
-    tl.store(d_query + base * H + h, tl.zeros((DEEP,), tl.float32), mask=h < tl.where(tile == 0, H, 0))
+    if d_values is None:
+        d_query += tl.program_id(1).to(tl.int64) * contexts * H
+        store_rows(d_query + base * H, t, t <= T, tl.trans(d_q), 0, H, DEEP)
+        tl.store(d_query + base * H + h, tl.zeros((DEEP,), tl.float32), mask=h < tl.where(tile == 0, H, 0))
+    else:
+        if stop_key is not None:
+            key = tl.load(stop_key + b * stop_key_b + h * stop_key_h, mask=h < H, other=0.0).to(tl.float32)
+            d_q += key[:, None] * ending[None, :]
+            q = load_rows(query, t, H, 1, t <= T, 0, H, DEEP).to(tl.float32)
+            tl.store(d_stop_key + b * H + h, tl.sum(q * ending[:, None], 0), mask=h < H)
+        # The pick that led to a context is in every later one: its gradient is the sum of theirs.
+        pick = tl.load(order + row * T + t - 1, mask=t <= T, other=-1)
+        sums = tl.cumsum(tl.where((t <= T)[None, :], d_q, 0.0), 1, reverse=True) * root
+        tl.debug_barrier()  # other threads have written the zeros
+        spot = d_values + b * N * H + pick[None, :] * H + h[:, None]
+        tl.store(spot, sums, mask=(pick >= 0)[None, :] & (h < H)[:, None])
 
 
 # fmt: off

@@ -16,9 +16,9 @@ the tiles hold T contexts, which is a power of two more often than T+1.
 ``found`` (5, B·M) holds log P of the picks to come and of the stop, then the normaliser as peak + rest, whose sum would
 lose digits, and the number of picks to come, zero where the stop is certain for want of anything else.
 
-Where the kernels are given ``order`` (B·P, T), what is asked for is −log P of each sequence, times ``scale``: the first
-of the five is then −log P of the choice that the sequence makes, its next pick or after the last one the stop (zero
-beyond), and the number is ``scale`` for a pick and −``scale`` for that stop.
+Where the kernels are given a ``scale``, what is asked for is −log P of each sequence ``order`` (B·P, T), times it: the
+first of the five is then −log P of the choice that the sequence makes, its next pick or after the last one the stop
+(zero beyond), and the number is ``scale`` for a pick and −``scale`` for that stop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from torchcpl.kernels.contexts_triton import write_contexts, write_ranks
+
 LOWEST = tl.constexpr(-3.0e38)  # stands in for −inf as a running maximum, whose differences must not be NaN
+RANKS = tl.constexpr(1024)  # written at a time
 VARYING = ["P", "T", "ahead"]  # sizes that differ from batch to batch, and are not worth a compilation each
 
 
@@ -107,7 +110,7 @@ def settle(found, order, at, contexts, there, top, mass, wanted, number, stop, T
     rest = tl.log(tl.where(total > 0, total, 1.0))
     picks = wanted - number * peak - number * rest
     last = tl.where(total > 0, stop - peak - rest, 0.0)
-    if order is not None:
+    if scale is not None:
         before = tl.load(order + at - at // (T + 1) - 1, mask=there & (at % (T + 1) > 0), other=0)  # the latest pick
         ended = (number == 0) & (before >= 0)
         picks = tl.where(ended, -last, -picks) * scale
@@ -120,10 +123,10 @@ def settle(found, order, at, contexts, there, top, mass, wanted, number, stop, T
 
 
 @triton.jit
-def hand_in(found, parts, stop, order, at, contexts, there, top, mass, wanted, number, T, scale):
-    """Settle, or leave it to ``combine`` when this is but a part."""
+def hand_in(found, parts, stop, more, order, at, contexts, there, top, mass, wanted, number, T, scale):
+    """Settle, or leave it to ``combine`` when this is but a part. The stop's logit is ``more`` than what is stored."""
     if parts is None:
-        final = tl.load(stop, mask=there, other=0.0).to(tl.float32)
+        final = tl.load(stop, mask=there, other=0.0).to(tl.float32) + more
         settle(found, order, at, contexts, there, top, mass, wanted, number, final, T, scale)
     else:
         each = tl.num_programs(1) * contexts
@@ -138,11 +141,16 @@ def hand_in(found, parts, stop, order, at, contexts, there, top, mass, wanted, n
 @triton.jit(do_not_specialize=VARYING)
 def forward(
     query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, found,
-    stop, stop_b, stop_m, order, scale, parts, N, P, T, H, ahead,
+    stop, stop_b, stop_m, order, scale, parts, values, values_b, values_n, values_h, stop_key, stop_key_b, stop_key_h,
+    N, P, T, H, ahead, root,
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):
     # fmt: on
-    """Scores of a tile of contexts over this program's share of the candidates."""
+    """Scores of a tile of contexts over this program's share of the candidates.
+
+    Given ``values``, the tile is all contexts of its row, and they and their ranks are written here, as is what the
+    stop owes to them if it has a key.
+    """
     tiles = tl.maximum(tl.cdiv(T, TALL), 1)
     tile = tl.program_id(0) % tiles
     row = (tl.program_id(0) // tiles).to(tl.int64)
@@ -156,6 +164,11 @@ def forward(
     keys += b * keys_b
     unary += b * unary_b
     real += b * real_b
+    h = tl.arange(0, DEEP)
+    if values is not None:
+        write_ranks(order + row * T, rank, N, T, TALL, RANKS)
+        write_contexts(values + b * values_b, values_n, values_h, order + row * T, query, h, T, H, root, TALL)
+        tl.debug_barrier()  # before other threads read them
 
     # Kept lane by lane: adding up over the lanes once, at the end, is cheaper than with every tile.
     top = tl.full((WIDE, TALL), LOWEST, tl.float32)
@@ -184,12 +197,18 @@ def forward(
     mass = tl.sum(mass * tl.exp(top - peak[None, :]), 0)
     wanted = tl.sum(wanted, 0)
     number = tl.sum(number, 0)
-    hand_in(found, parts, stop + t * stop_m, order, base + t, contexts, t <= T, peak, mass, wanted, number, T, scale)
+    more = tl.zeros((TALL,), tl.float32)
+    if stop_key is not None:
+        ending = tl.load(stop_key + b * stop_key_b + h * stop_key_h, mask=h < H, other=0.0).to(tl.float32)
+        q = load_rows(query, t, H, 1, t <= T, 0, H, DEEP).to(tl.float32)
+        more = tl.sum(q * ending[None, :], 1)
+    stops = stop + t * stop_m
+    hand_in(found, parts, stops, more, order, base + t, contexts, t <= T, peak, mass, wanted, number, T, scale)
     peak_0 = tl.max(top_0, 0)
     mass_0 = tl.sum(mass_0 * tl.exp(top_0 - peak_0), 0)
     wanted_0 = tl.sum(wanted_0, 0)
     number_0 = tl.sum(number_0, 0)
-    hand_in(found, parts, stop, order, base, contexts, tile == 0, peak_0, mass_0, wanted_0, number_0, T, scale)
+    hand_in(found, parts, stop, 0.0, order, base, contexts, tile == 0, peak_0, mass_0, wanted_0, number_0, T, scale)
 
 
 @triton.jit(do_not_specialize=["split", "contexts", "P", "T"])
