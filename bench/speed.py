@@ -16,7 +16,7 @@ import argparse
 import math
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -222,6 +222,15 @@ def gradients(
     return torch.autograd.grad(function(kind, dense, leaves, order), leaves)
 
 
+def same_gradients(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Raise unless the gradients agree but for rounding: a launch that is wrong is not to be timed."""
+    limit = 1e-4 if expected[0].dtype == torch.float32 else 3e-2
+    for name, have, want in zip(("unary", "stop", "keys", "values"), found, expected, strict=True):
+        error = float((have.double() - want.double()).norm() / want.double().norm())
+        if not error <= limit:
+            raise ValueError(f"gradient of {name}: expected that of the plain loss within {limit}, got {error:.1e} off")
+
+
 # Kind, B, N, T, hidden, and the variants beside the fused and the plain one.
 LOSS = (
     [("ordered", 256, 1024, 32, 128, ("compiled", "dense")), ("ordered", 64, 1024, 32, 64, ()),
@@ -243,6 +252,13 @@ def bench_loss() -> list[Row]:
             keys = batch * n * hidden * dtype.itemsize / 2**20
             # Forward and backward read the keys, and the gradients of both factors are written.
             floors = {"forward": round(keys, 1), "forward+backward": round(4 * keys, 1)}
+            if CUDA and kind == "ordered":  # the other's sequences are drawn
+                both = []
+                for mode in ("auto", "plain"):
+                    with use(mode):
+                        both.append(gradients(loss_of, kind, False, *inputs[0]))
+                same_gradients(*both)
+                del both
             for variant in (*(("fused",) if CUDA else ()), "plain", *more):
                 torch._dynamo.reset()
                 function = torch.compile(loss_of) if variant == "compiled" else loss_of

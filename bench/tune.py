@@ -13,10 +13,10 @@ from functools import partial
 import torch
 
 import torchcpl as cpl
-from bench.speed import decode_inputs, loss_inputs
+from bench.speed import decode_inputs, gradients, loss_inputs, loss_of, same_gradients
 from bench.timing import CUDA, DEVICE, NAMES, graphed
 from torchcpl.constraints import Rules
-from torchcpl.kernels import greedy_triton, nll_triton
+from torchcpl.kernels import greedy_triton, nll_triton, use
 from torchcpl.kernels.dispatch import Plan
 
 # Candidates of a tile, hidden dimensions of a product, warps, stages: what is chosen, then others whose registers
@@ -28,10 +28,11 @@ LAUNCHES = {
 }  # fmt: skip
 
 
-def tried(name: str, work: Callable[[], float]) -> None:
+def tried(name: str, work: Callable[[], float], check: Callable[[], None] = lambda: None) -> None:
     try:
+        check()
         print(f"{name:<110}{work():9.4f} ms", flush=True)
-    except Exception as error:  # a launch that does not fit is an answer too
+    except Exception as error:  # a launch that does not fit, or is wrong, is an answer too
         print(f"{name:<110}{type(error).__name__}: {str(error).splitlines()[0][:60]}", flush=True)
 
 
@@ -61,20 +62,25 @@ def tune_loss(batch: int, n: int, steps: int, hidden: int, dtype: torch.dtype) -
     given = (unary, stop, keys, values, None, real, order, 1, 1 / batch)
     found = nll_triton.scores(*given)
     back = (torch.ones((), device=DEVICE), None, *found, unary, keys, None, real, order, dtype, dtype, 1)
+    with use("plain"):
+        expected = gradients(loss_of, "ordered", False, leaves, order)
     choose = nll_triton.tiles
     chosen = choose(batch, 1, steps, n, hidden, dtype)
     sizes = f"B={batch} N={n} T={steps} h={hidden} {NAMES[dtype]}"
     for candidates, part, warps, stages in LAUNCHES[dtype]:
         way = replace(chosen, candidates=candidates, part=min(part, chosen.hidden), warps=warps, stages=stages)
-        for both in (True, False) if chosen.both else (False,):
+        for both in (True, False) if chosen.count == batch else (False,):
             forced = replace(way, both=both, alone=both and chosen.alone)
             setattr(nll_triton, "tiles", lambda *_, forced=forced: forced)  # noqa: B010
             name = f"{sizes} {candidates=} part={way.part} {warps=} {stages=}"
-            if both == chosen.both:
-                tried(f"forward  {name}", partial(graphed, [partial(nll_triton.scores, *given)], 0.03))
             walks = "one walk" if both else "two walks"
-            work = [partial(nll_triton.scores_backward, *back)]
-            tried(f"backward {name} {walks}", partial(graphed, work, 0.03))
+            work = partial(nll_triton.scores_backward, *back)
+            tried(f"forward  {name} {walks}", partial(graphed, [partial(nll_triton.scores, *given)], 0.03))
+            tried(
+                f"backward {name} {walks}",
+                partial(graphed, [work], 0.03),
+                lambda work=work: same_gradients(work()[:4], expected),  # type: ignore[misc]
+            )
     setattr(nll_triton, "tiles", choose)  # noqa: B010
 
 

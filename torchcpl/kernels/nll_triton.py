@@ -76,16 +76,19 @@ def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtyp
     wide = 64  # as many candidates as Hopper's matrix instruction has rows
     number = batch * count * max(1, -(-steps // tall))
     split = 1 if number >= PROGRAMS // 2 else min(-(-PROGRAMS // number), -(-candidates // (4 * wide)))
-    group = single or tall * deep <= 32 * 128  # the four warps of one matrix instruction; else their registers spill
+    # The four warps of one matrix instruction, and all of a row in one program, where their registers suffice. With
+    # float32 they do not, nor for both gradients in one walk: they spill, and compiled by Triton 3.6 some launches that
+    # did gave wrong gradients on an H200.
+    group = not single and tall <= 32 and deep <= 128
     return Tiles(
         *(tall, wide, deep),
         part=min(deep, 32) if single else deep,
         count=number,
         split=split,
-        both=number == batch,
-        alone=number == batch and split == 1,
+        both=number == batch and not single,
+        alone=group and number == batch and split == 1,
         warps=4 if group else 8,
-        stages=1 if single else 3 if group else 2,
+        stages=3 if group else 2,
     )
 
 
