@@ -77,7 +77,8 @@ def decode_inputs(batch: int, n: int, hidden: int, dtype: torch.dtype, dense: bo
 def dense_of(interaction: cpl.Interaction) -> Tensor:
     """W (B, N, N), built where only its factors are there."""
     if isinstance(interaction, cpl.LowRank):
-        return interaction.keys @ interaction.values.transpose(1, 2) / interaction.keys.shape[2] ** 0.5
+        keys, values = interaction.keys, interaction.values
+        return keys @ values.transpose(1, 2) / math.sqrt(keys.shape[2])
     return interaction.dense()
 
 

@@ -76,11 +76,11 @@ def peak(call: Work) -> float:
     if CUDA:
         call()
         torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
+        held = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         call()
         torch.cuda.synchronize()
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
+        return (torch.cuda.max_memory_allocated() - held) / 2**20
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
     before = _resident("VmRSS")

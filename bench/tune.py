@@ -6,7 +6,7 @@ python -m bench.tune [--only decode|loss] [--loss B N T h]
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -55,7 +55,8 @@ def tune_decode(n: int, steps: int, hidden: int) -> None:
             tried(f"decode B={batch} {NAMES[dtype]} {way}", partial(graphed, calls))
 
 
-def tune_loss(batch: int, n: int, steps: int, hidden: int, dtype: torch.dtype) -> None:
+def tune_loss(sizes: Sequence[int], dtype: torch.dtype) -> None:
+    batch, n, steps, hidden = sizes
     leaves, order = loss_inputs(batch, n, steps, hidden, dtype, 1)[0]
     unary, stop, keys, values = (leaf.detach() for leaf in leaves)
     real = torch.ones(batch, n, dtype=torch.bool, device=DEVICE)
@@ -66,13 +67,13 @@ def tune_loss(batch: int, n: int, steps: int, hidden: int, dtype: torch.dtype) -
         expected = gradients(loss_of, "ordered", False, leaves, order)
     choose = nll_triton.tiles
     chosen = choose(batch, 1, steps, n, hidden, dtype)
-    sizes = f"B={batch} N={n} T={steps} h={hidden} {NAMES[dtype]}"
+    shown = f"B={batch} N={n} T={steps} h={hidden} {NAMES[dtype]}"
     for candidates, part, warps, stages in LAUNCHES[dtype]:
         way = replace(chosen, candidates=candidates, part=min(part, chosen.hidden), warps=warps, stages=stages)
         for both in (True, False) if chosen.count == batch else (False,):
             forced = replace(way, both=both, alone=both and chosen.alone)
             setattr(nll_triton, "tiles", lambda *_, forced=forced: forced)  # noqa: B010
-            name = f"{sizes} {candidates=} part={way.part} {warps=} {stages=}"
+            name = f"{shown} {candidates=} part={way.part} {warps=} {stages=}"
             walks = "one walk" if both else "two walks"
             work = partial(nll_triton.scores_backward, *back)
             tried(f"forward  {name} {walks}", partial(graphed, [partial(nll_triton.scores, *given)], 0.03))
@@ -96,7 +97,7 @@ def main() -> None:
         tune_decode(1024, 30, 128)
     if options.only != "decode":
         for dtype in LAUNCHES:
-            tune_loss(*options.loss, dtype)
+            tune_loss(options.loss, dtype)
 
 
 if __name__ == "__main__":
