@@ -16,7 +16,7 @@ from torchcpl import __version__
 from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml
 from torchcpl.results import extra, load_checkpoint
 from torchcpl.tables import Table
-from torchcpl.tasks.benchmark import Benchmark
+from torchcpl.tasks.benchmark import ARITHMETIC, Benchmark
 from torchcpl.tasks.paths.commands import make_scenes
 from torchcpl.tasks.paths.task import SPLITS, PathsConfig
 from torchcpl.tasks.runs import complete, plan, read_recipe, recipes
@@ -198,8 +198,8 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--batches", nargs="+", type=int, default=[1, 256], help="batch sizes (default: 1 256)")
         sub.add_argument("--repeats", type=int, default=10, help="rounds behind mean ± std (default: 10)")
         sub.add_argument("--examples", type=int, default=100, help="predictions a round at batch 1 (default: 100)")
-        said = "of the predictions; with bf16-mixed, also how many are the same as in 32-true (default: 32-true)"
-        sub.add_argument("--arithmetic", choices=("32-true", "bf16-mixed"), default="32-true", help=said)
+        said = "of the predictions; less than 32 bits: also how many are the same as in 32-true (default: 32-true)"
+        sub.add_argument("--arithmetic", choices=tuple(ARITHMETIC), default="32-true", help=said)
         _add_output(sub)
         _add_config(sub, commands)
 

@@ -21,7 +21,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 WARM_UPS = 3  # eager runs before the capture: kernels are compiled and libraries make their workspaces
-HALVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that autocast computes in bfloat16
+HALVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that autocast computes in the smaller dtype
 
 
 def compile_for_inference(
@@ -33,9 +33,10 @@ def compile_for_inference(
     a tuple, list, dict or dataclass of them, nested at will, and returns such a thing too: ``Potentials``, a
     ``Selection``. It must not read values back to the host; greedy decoding does not.
 
-    ``dtype=torch.bfloat16`` runs under autocast, with a copy of a module's weights made now, once. In float32 the
-    module's own weights are read, as they are at the time of the call. Results are copies; ``copy=False`` returns the
-    graph's own memory, which the next call writes over.
+    ``dtype=torch.bfloat16`` or ``torch.float16`` runs under autocast, with a copy of a module's weights made now, once;
+    float16 rounds eight times as finely, where nothing exceeds 65,504. In float32 the module's own weights are read, as
+    they are at the time of the call. Results are copies; ``copy=False`` returns the graph's own memory, which the next
+    call writes over.
 
     On the CPU, where there is nothing to capture, the model is called as it is, with the same checks and without
     gradients.
@@ -51,13 +52,13 @@ class Compiled:
     """What :func:`compile_for_inference` returns: call it with inputs like the example."""
 
     def __init__(self, model: Callable[[Any], Any], example: Any, dtype: torch.dtype, copy: bool) -> None:
-        check_choice("dtype", dtype, (torch.float32, torch.bfloat16))
+        check_choice("dtype", dtype, (torch.float32, torch.bfloat16, torch.float16))
         module = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
         if isinstance(module, nn.Module) and module.training:
             raise ValueError("model: expected one in evaluation mode, as after model.eval(), got one in training mode")
         self.copy = copy
         self.dtype = dtype
-        self.model = _halved(model) if dtype == torch.bfloat16 else model
+        self.model = model if dtype == torch.float32 else _halved(model, dtype)
         self.leaves = dict(leaves(example))
         devices = {leaf.device for leaf in self._tensors()}
         if len(devices) != 1:
@@ -89,8 +90,9 @@ class Compiled:
 
     def _run(self, given: Any) -> Any:
         # Without its cache: autocast would keep weights that were cast inside the graph's memory.
+        half = self.dtype != torch.float32
         halving = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16, cache_enabled=False
+            self.device.type, self.dtype if half else torch.bfloat16, enabled=half, cache_enabled=False
         )
         with torch.inference_mode(), halving:
             return self.model(given)
@@ -149,8 +151,8 @@ def side_by_side(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
     return first, second
 
 
-def _halved(model: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The model with a copy of its weights in which those that autocast would cast at every call are bfloat16.
+def _halved(model: Callable[[Any], Any], dtype: torch.dtype) -> Callable[[Any], Any]:
+    """The model with a copy of its weights in which those that autocast would cast at every call are ``dtype``.
 
     A function's modules are unknown, so its weights stay as they are.
     """
@@ -160,7 +162,7 @@ def _halved(model: Callable[[Any], Any]) -> Callable[[Any], Any]:
     twin = deepcopy(module)
     for layer in twin.modules():
         if isinstance(layer, HALVED):
-            layer.to(torch.bfloat16)
+            layer.to(dtype)
     return twin if module is model else getattr(twin, model.__name__)
 
 

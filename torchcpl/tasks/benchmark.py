@@ -36,6 +36,7 @@ SPEED = (
     Column("ms", "Whole ms", 3, "min"),
     Column("picks", "Picks", 1),
 )
+ARITHMETIC = {"32-true": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 SAME = Column("same", "Same picks", 3, share=True)
 TIMED = 20  # examples a repeat in the tables' ms column
 
@@ -333,8 +334,7 @@ def _same(task: Any, model: Any, knob: float | None, precision: str) -> float:
 
 def ready(work: Callable[[Any], Any], inputs: Sequence[Any], precision: str = "32-true") -> list[Callable[[], Any]]:
     """Calls of ``work`` on each input; on CUDA they replay one captured graph."""
-    dtype = torch.bfloat16 if precision == "bf16-mixed" else torch.float32
-    run = compile_for_inference(work, inputs[0], dtype=dtype)
+    run = compile_for_inference(work, inputs[0], dtype=ARITHMETIC[precision])
     return [partial(run, one) for one in inputs]
 
 
