@@ -58,7 +58,7 @@ class Tiles:
     steps: int
     candidates: int
     hidden: int
-    part: int  # of the hidden dimensions in one product: all or 32 (by 16, Triton 3.6 compiles to invalid addresses)
+    part: int  # of the hidden dimensions in one product: all or 32 (by 16, ptxas 12.8 makes invalid addresses)
     count: int  # tiles of contexts, a program each
     split: int  # programs that share the candidates of a tile
     both: bool  # one walk over a row's keys gives the gradients of both sides of the product: its contexts are one tile
@@ -77,8 +77,8 @@ def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtyp
     number = batch * count * max(1, -(-steps // tall))
     split = 1 if number >= PROGRAMS // 2 else min(-(-PROGRAMS // number), -(-candidates // (4 * wide)))
     # The four warps of one matrix instruction, and all of a row in one program, where their registers suffice. With
-    # float32 they do not, nor for both gradients in one walk: they spill, and compiled by Triton 3.6 some launches that
-    # did gave wrong gradients on an H200.
+    # float32 they do not, nor for both gradients in one walk: they spill, and some launches that did gave wrong
+    # gradients on an H200. Their PTX is right; ptxas 12.8, which comes with Triton 3.6, is not under such pressure.
     group = not single and tall <= 32 and deep <= 128
     return Tiles(
         *(tall, wide, deep),
