@@ -416,6 +416,39 @@ def test_the_compiler_sees_one_operation(what: str, dynamic: bool, device: torch
         torch.testing.assert_close(have, want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("whole", [False, True], ids=["picks", "whole"])
+@pytest.mark.parametrize("live", [False, True], ids=["", "live"])
+def test_kernels_that_are_compiled_wrongly_are_found_out(
+    whole: bool, live: bool, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nll_triton, "_faults", {})
+    unary, stop, keys, values, stop_key = draw(3, 20, 6, dtype, device)
+    mask = torch.rand(3, 20, device=device) > 0.2
+    order = sequences(mask, 1, 4)
+    order = order[:, 0] if whole else order
+    pot = cpl.Potentials(unary, stop, cpl.LowRank(keys, values, stop_key if live else None), mask)
+    assert nll_triton.fault(pot, order, whole) is None
+
+    right = nll_triton.scores_backward
+
+    def wrong(*given: Any) -> Any:
+        d_unary, d_stop, d_keys, d_values, *rest = right(*given)
+        return [d_unary, d_stop, d_keys, 1.3 * d_values, *rest]
+
+    monkeypatch.setattr(nll_triton, "scores_backward", wrong)
+    assert nll_triton.fault(pot, order, whole) is None  # looked at once
+    monkeypatch.setattr(nll_triton, "_faults", {})
+    with pytest.warns(RuntimeWarning, match="gradient of values as compiled here"):
+        assert "values" in str(nll_triton.fault(pot, order, whole))
+    if device.type == "cuda" and whole:
+        with use("plain"):
+            expected = cpl.ordered_nll(pot, order)
+        assert cpl.ordered_nll(pot, order).equal(expected)
+        with use("triton"), pytest.raises(ValueError, match="gradient of values as compiled here"):
+            cpl.ordered_nll(pot, order)
+
+
 @pytest.mark.parametrize(
     ("batch", "count", "steps", "n", "hidden", "dtype", "expected"),
     [

@@ -89,7 +89,7 @@ def decode(
 
 def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bool = False) -> tuple[Tensor, Tensor]:
     """``functional.prefix_log_probs``, which says what these are, by whichever twin applies."""
-    if not _runs("loss", pot, lambda: loss_obstacle(pot, order, rules)):
+    if not _runs("loss", pot, lambda: loss_obstacle(pot, order, rules, whole=False)):
         return functional.prefix_log_probs(pot, order, rules, remaining)
     from torchcpl.kernels import nll_triton
 
@@ -98,7 +98,7 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
 
 def sequence_nll(pot: Potentials, order: Tensor, rules: Rules, reduction: str) -> Tensor:
     """−log P of the sequences ``order`` (B, T), ``functional.reduced``, by whichever twin applies."""
-    if not _runs("loss", pot, lambda: loss_obstacle(pot, order, rules)):
+    if not _runs("loss", pot, lambda: loss_obstacle(pot, order, rules, whole=True)):
         return functional.reduced(-functional.sequence_log_probs(pot, order.unsqueeze(1), rules).squeeze(1), reduction)
     from torchcpl.kernels import nll_triton
 
@@ -149,8 +149,8 @@ def decode_obstacle(pot: Potentials, rules: Rules) -> str | None:
     return _wrong_dtype(pot, *vars(interaction).values()) or _no_device(pot.unary)
 
 
-def loss_obstacle(pot: Potentials, order: Tensor, rules: Rules) -> str | None:
-    """Why the loss kernel cannot run; None when it can."""
+def loss_obstacle(pot: Potentials, order: Tensor, rules: Rules, whole: bool) -> str | None:
+    """Why the loss kernel cannot run, for ``whole`` sequences or their picks; None when it can."""
     interaction = pot.interaction
     if not isinstance(interaction, LowRank):
         return f"a {type(interaction).__name__} interaction"
@@ -165,7 +165,12 @@ def loss_obstacle(pot: Potentials, order: Tensor, rules: Rules) -> str | None:
     if torch.float16 in (interaction.keys.dtype, interaction.values.dtype):
         return "factors in float16"  # whose gradients, p·g, underflow
     # By name: torch.compile of torch 2.11 cannot list them.
-    return _wrong_dtype(pot, interaction.keys, interaction.values, interaction.stop_key) or _no_device(pot.unary)
+    why = _wrong_dtype(pot, interaction.keys, interaction.values, interaction.stop_key) or _no_device(pot.unary)
+    if why is None and pot.unary.is_cuda and not torch.compiler.is_compiling():
+        from torchcpl.kernels import nll_triton
+
+        return nll_triton.fault(pot, order, whole)
+    return why
 
 
 @dataclass(frozen=True)
