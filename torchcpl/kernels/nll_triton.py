@@ -107,8 +107,8 @@ def _disagreement(pot: Potentials, order: Tensor, whole: bool, rows: int = 2) ->
         if have is None or other is None or exact is None or not bool(exact.isfinite().all()):
             continue
         off, usual = (float((one[:rows].double() - exact).norm()) for one in (have, other))
-        size = float(exact.norm())
-        if not off <= 10 * usual + 1e-3 * size + 1e-5:
+        size, rounding = float(exact.norm()), torch.finfo(interaction.keys.dtype).eps
+        if not off <= 10 * usual + (1e-3 + 4 * rounding) * size + 1e-5:
             return f"the gradient of {name} as compiled here is off by {off:.1e}, its size {size:.1e}"
     return None
 
