@@ -489,8 +489,8 @@ class _View:
         self.axes, self.points = axes, decoding.points
         self.values = getattr(decoding, kind)
         self.likely = kind == "probabilities"
-        # What was raised sets the scale: the logits of what lies behind may fall without end.
-        limit = max(float(np.nanmax(decoding.added)), 1.0)
+        # What was raised sets the scale, or where all fell, what fell least: what lies behind may fall without end.
+        limit = max(float(np.nanmax(decoding.added)), -float(np.nanquantile(decoding.added, 0.9)), 1.0)
         self.norm = LogNorm(1e-4, 1, clip=True) if self.likely else Normalize(-limit, limit, clip=True)
         self.colours = colormaps["YlOrRd" if self.likely else "RdBu_r"]
         H, W = decoding.picture.shape[:2]
