@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 import torchcpl as cpl
 from torchcpl import functional
 from torchcpl.constraints import Rules
-from torchcpl.kernels import dispatch, nll_triton, use
+from torchcpl.kernels import dispatch, nll_check, nll_triton, use
 from torchcpl.kernels.nll_triton import Tiles, tiles
 
 Leaves = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # unary, stop, keys, values, stop_key
@@ -416,37 +417,97 @@ def test_the_compiler_sees_one_operation(what: str, dynamic: bool, device: torch
         torch.testing.assert_close(have, want)
 
 
+# The check that the kernels are compiled rightly
+
+
+def some_potentials(dtype: torch.dtype, device: torch.device, live: bool = True, **more: Any) -> cpl.Potentials:
+    unary, stop, keys, values, stop_key = draw(3, more.get("n", 20), 6, dtype, device)
+    return cpl.Potentials(unary, stop, cpl.LowRank(keys, values, stop_key if live else None))
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> dict[Any, str | None]:
+    found: dict[Any, str | None] = {}
+    monkeypatch.setattr(nll_check, "_faults", found)
+    return found
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("whole", [False, True], ids=["picks", "whole"])
 @pytest.mark.parametrize("live", [False, True], ids=["", "live"])
-def test_kernels_that_are_compiled_wrongly_are_found_out(
-    whole: bool, live: bool, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("steps", "n"), [(0, 5), (4, 20), (20, 17), (7, 1)])
+def test_sound_kernels_pass_their_check(
+    steps: int, n: int, live: bool, dtype: torch.dtype, device: torch.device, unchecked: dict[Any, str | None]
 ) -> None:
-    monkeypatch.setattr(nll_triton, "_faults", {})
-    unary, stop, keys, values, stop_key = draw(3, 20, 6, dtype, device)
-    mask = torch.rand(3, 20, device=device) > 0.2
-    order = sequences(mask, 1, 4)
-    order = order[:, 0] if whole else order
-    pot = cpl.Potentials(unary, stop, cpl.LowRank(keys, values, stop_key if live else None), mask)
-    assert nll_triton.fault(pot, order, whole) is None
+    """Whatever the numbers of the first batch, and whatever the caller is in the middle of."""
+    pot = some_potentials(dtype, device, live, n=n)
+    pot = replace(pot, stop=torch.full_like(pot.stop, -math.inf), unary=torch.full_like(pot.unary, math.nan))
+    order = torch.full((3, 2, steps), -1, device=device)
+    drawn = torch.random.get_rng_state()
+    with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16):
+        assert nll_check.fault(pot, order, whole=False) is None
+    with torch.no_grad():
+        assert nll_check.fault(pot, order[:, 0], whole=True) is None
+    assert len(unchecked) == 2
+    assert torch.random.get_rng_state().equal(drawn)
 
-    right = nll_triton.scores_backward
 
-    def wrong(*given: Any) -> Any:
-        d_unary, d_stop, d_keys, d_values, *rest = right(*given)
-        return [d_unary, d_stop, d_keys, 1.3 * d_values, *rest]
+@pytest.mark.parametrize("whole", [False, True], ids=["picks", "whole"])
+@pytest.mark.parametrize("spoilt", range(6))
+def test_kernels_that_are_compiled_wrongly_are_found_out(
+    spoilt: int, whole: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch, unchecked: dict[Any, str | None]
+) -> None:
+    pot = some_potentials(torch.bfloat16, device)
+    order = torch.tensor([[1, 2, 3]] * 3, device=device)
+    order = order if whole else order.unsqueeze(1)
+    scores_of, gradients_of = nll_triton.scores_of, nll_triton.gradients_of
 
-    monkeypatch.setattr(nll_triton, "scores_backward", wrong)
-    assert nll_triton.fault(pot, order, whole) is None  # looked at once
-    monkeypatch.setattr(nll_triton, "_faults", {})
-    with pytest.warns(RuntimeWarning, match="gradient of values as compiled here"):
-        assert "values" in str(nll_triton.fault(pot, order, whole))
+    def wrong_scores(*given: Any) -> Any:
+        found, *rest = scores_of(*given)
+        found[:2] *= 1.0 if spoilt else 1.3
+        return found, *rest
+
+    def wrong_gradients(*given: Any) -> Any:
+        return [g * 1.3 if i + 1 == spoilt else g for i, g in enumerate(gradients_of(*given))]
+
+    monkeypatch.setattr(nll_triton, "scores_of", wrong_scores)
+    monkeypatch.setattr(nll_triton, "gradients_of", wrong_gradients)
+    said = f"{nll_check.NAMES[spoilt]} as compiled here is off"
+    with pytest.warns(RuntimeWarning, match=said):
+        assert said in str(nll_check.fault(pot, order, whole))
     if device.type == "cuda" and whole:
         with use("plain"):
             expected = cpl.ordered_nll(pot, order)
         assert cpl.ordered_nll(pot, order).equal(expected)
-        with use("triton"), pytest.raises(ValueError, match="gradient of values as compiled here"):
+        with use("triton"), pytest.raises(ValueError, match=said):
             cpl.ordered_nll(pot, order)
+
+
+def test_each_kind_is_checked_once(device: torch.device, unchecked: dict[Any, str | None]) -> None:
+    order = torch.tensor([[1, 2, 3]] * 3, device=device)
+    for dtype, n, whole, kinds in (
+        *((torch.float32, 20, True, 1), (torch.float32, 20, True, 1), (torch.float32, 20, False, 2)),
+        *((torch.bfloat16, 20, True, 3), (torch.float32, 32, True, 4), (torch.float32, 23, True, 4)),
+    ):
+        pot = some_potentials(dtype, device, n=n)
+        assert nll_check.fault(pot, order if whole else order.unsqueeze(1), whole) is None
+        assert len(unchecked) == kinds
+
+
+def test_the_check_leaves_a_checkpoint_alone(device: torch.device, unchecked: dict[Any, str | None]) -> None:
+    """What is recomputed saves as many tensors as the first time, although the check ran only then."""
+    pot = some_potentials(torch.float32, device)
+    order = torch.tensor([[1, 2, 3]] * 3, device=device)
+
+    def loss(unary: Tensor) -> Tensor:
+        own = replace(pot, unary=unary)
+        assert nll_check.fault(own, order, whole=True) is None
+        with use("plain"):
+            return cpl.ordered_nll(own, order)
+
+    unary = pot.unary.requires_grad_()
+    result: Tensor = torch.utils.checkpoint.checkpoint(loss, unary, use_reentrant=False)  # type: ignore[assignment]
+    result.backward()
+    assert unary.grad is not None
 
 
 @pytest.mark.parametrize(

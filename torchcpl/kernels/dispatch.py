@@ -167,9 +167,9 @@ def loss_obstacle(pot: Potentials, order: Tensor, rules: Rules, whole: bool) -> 
     # By name: torch.compile of torch 2.11 cannot list them.
     why = _wrong_dtype(pot, interaction.keys, interaction.values, interaction.stop_key) or _no_device(pot.unary)
     if why is None and pot.unary.is_cuda and not torch.compiler.is_compiling():
-        from torchcpl.kernels import nll_triton
+        from torchcpl.kernels import nll_check
 
-        return nll_triton.fault(pot, order, whole)
+        return nll_check.fault(pot, order, whole)
     return why
 
 

@@ -7,9 +7,8 @@ differentiable function of as few operations as will do.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -19,8 +18,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from triton.backends.nvidia.compiler import CUDAOptions
 
-from torchcpl import functional
-from torchcpl.checks import capturing
 from torchcpl.constraints import Rules
 from torchcpl.interactions import LowRank
 from torchcpl.kernels.contexts_triton import prefixes, prefixes_backward, prefixes_like
@@ -45,72 +42,6 @@ def sequence_nll(pot: Potentials, order: Tensor, rules: Rules, reduction: str) -
     """−log P of the sequences ``order`` (B, T): their mean or sum, or with "none" each of them (B,)."""
     loss: Tensor = Scores.apply(*_given(pot, order, rules), 1, reduction)
     return loss
-
-
-def fault(pot: Potentials, order: Tensor, whole: bool) -> str | None:
-    """What is wrong with the kernels as they are compiled here for such sizes, for ``whole`` sequences or their picks.
-
-    ptxas has been seen to compile some of them into wrong gradients (12.8, where registers are scarce). So the first
-    rows of the first batch of every kind are computed by the plain twin as well.
-    """
-    interaction = pot.interaction
-    assert isinstance(interaction, LowRank)
-    keys, values, stop_key = interaction.keys, interaction.values, interaction.stop_key
-    count, steps = (1, *order.shape[1:])[-2:]
-    tile = _whatever_the_count(len(keys), count, steps, *keys.shape[1:], keys.dtype)
-    kind = (tile, keys.device, keys.dtype, values.dtype, pot.stop.dtype, stop_key is None, whole)
-    if kind not in _faults:
-        if capturing() or torch.is_inference_mode_enabled():
-            return None  # nothing may be read back, or no gradient be asked for
-        _faults[kind] = _disagreement(pot, order, whole)
-        if _faults[kind]:
-            warnings.warn(f"torchcpl's loss kernels: {_faults[kind]}; plain torch stands in", RuntimeWarning, 3)
-    return _faults[kind]
-
-
-_faults: dict[tuple[Any, ...], str | None] = {}
-
-
-@lru_cache
-def _whatever_the_count(*sizes: Any) -> Tiles:
-    return replace(tiles(*sizes), count=0)
-
-
-def _disagreement(pot: Potentials, order: Tensor, whole: bool, rows: int = 2) -> str | None:
-    """The first gradient that is far less exact than that of the plain twin in the same precision."""
-    interaction = pot.interaction
-    assert isinstance(interaction, LowRank)
-    given = (pot.unary, pot.stop, interaction.keys, interaction.values, interaction.stop_key)
-    names = ("unary", "stop", "keys", "values", "stop_key")
-
-    def gradients(twin: Callable[..., Any], size: int, dtype: torch.dtype | None = None) -> list[Tensor | None]:
-        leaves = [None if leaf is None else leaf[:size].to(dtype or leaf.dtype).detach() for leaf in given]
-        present = [leaf.requires_grad_() for leaf in leaves if leaf is not None]
-        own = Potentials(leaves[0], leaves[1], LowRank(*leaves[2:]), pot.mask[:size])  # type: ignore[arg-type]
-        result = twin(own, order[:size], Rules(own))
-        loss = result.sum() if isinstance(result, Tensor) else result[0].sum() + 2 * result[1].sum()
-        found = iter(torch.autograd.grad(loss, present, allow_unused=True))
-        return [None if leaf is None else next(found) for leaf in leaves]
-
-    def ours(own: Potentials, some: Tensor, rules: Rules) -> Any:
-        return sequence_nll(own, some, rules, "none") if whole else prefix_log_probs(own, some, rules)
-
-    def plainly(own: Potentials, some: Tensor, rules: Rules) -> Any:
-        if whole:
-            return -functional.sequence_log_probs(own, some.unsqueeze(1), rules)
-        return functional.prefix_log_probs(own, some, rules)
-
-    rows = min(rows, len(pot))
-    with torch.enable_grad(), torch.autocast(pot.unary.device.type, enabled=False):
-        found = (gradients(ours, len(pot)), gradients(plainly, rows), gradients(plainly, rows, torch.float64))
-    for name, have, other, exact in zip(names, *found, strict=True):
-        if have is None or other is None or exact is None or not bool(exact.isfinite().all()):
-            continue
-        off, usual = (float((one[:rows].double() - exact).norm()) for one in (have, other))
-        size, rounding = float(exact.norm()), torch.finfo(interaction.keys.dtype).eps
-        if not off <= 10 * usual + (1e-3 + 4 * rounding) * size + 1e-5:
-            return f"the gradient of {name} as compiled here is off by {off:.1e}, its size {size:.1e}"
-    return None
 
 
 def _given(pot: Potentials, order: Tensor, rules: Rules) -> tuple[Tensor | None, ...]:
@@ -190,14 +121,14 @@ class Scores(torch.autograd.Function):
         return d_unary, d_stop, d_keys, d_values, d_key, None, None, None, None
 
 
-def _scores(
+def scores_of(
     unary: Tensor, stop: Tensor, keys: Tensor, values: Tensor, stop_key: Tensor | None, real: Tensor, order: Tensor,
-    ahead: int, scale: float | None,
+    ahead: int, scale: float | None, tile: Tiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``found`` (5, B, [P,] T+1), for the backward pass too; and contexts and ranks, for it alone."""
     query, rank = prefixes_like(values, order, keys.dtype)
     found = _found_like(unary, order)
-    arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, found, ahead)
+    arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, found, ahead, tile)
     if tile.alone:
         own = (values, *values.stride(), *_with_strides(stop_key))
     else:
@@ -215,13 +146,13 @@ def _scores(
     return found, query, rank
 
 
-def _scores_backward(
+def gradients_of(
     g_picks: Tensor, g_stop: Tensor | None, found: Tensor, query: Tensor, rank: Tensor, unary: Tensor, keys: Tensor,
     stop_key: Tensor | None, real: Tensor, order: Tensor, values_dtype: torch.dtype, stop_dtype: torch.dtype,
-    ahead: int,
+    ahead: int, tile: Tiles | None = None,
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of unary, stop, keys, values and the stop's key, if there is one."""
-    arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, found, ahead)
+    arguments, sizes, tile, options = _launch(query, keys, unary, real, rank, found, ahead, tile)
     arguments += (g_picks, min(g_picks.dim(), 1), g_stop)
     d_unary, d_keys = unary.new_empty(unary.shape), keys.new_empty(keys.shape)
     if tile.alone:
@@ -255,13 +186,20 @@ def _with_strides(stop_key: Tensor | None) -> tuple[Any, ...]:
 
 
 def _launch(
-    query: Tensor, keys: Tensor, unary: Tensor, real: Tensor, rank: Tensor, found: Tensor, ahead: int
+    query: Tensor,
+    keys: Tensor,
+    unary: Tensor,
+    real: Tensor,
+    rank: Tensor,
+    found: Tensor,
+    ahead: int,
+    tile: Tiles | None,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], Tiles, dict[str, Any]]:
     """What all kernels are given: tensors with their strides, sizes (N, P, T, h, ahead, 1/√h), tiles, options."""
     batch, candidates, hidden = keys.shape
     count = rank.shape[1]
     steps = query.shape[1] // count - 1
-    tile = tiles(batch, count, steps, candidates, hidden, keys.dtype)
+    tile = tile or tiles(batch, count, steps, candidates, hidden, keys.dtype)
     options = {
         "TALL": tile.steps,
         "WIDE": tile.candidates,
@@ -320,13 +258,13 @@ def _scores_backward_like(
 scores = opaque(
     "(Tensor unary, Tensor stop, Tensor keys, Tensor values, Tensor? stop_key, Tensor real, Tensor order, int ahead,"
     " float? scale) -> (Tensor, Tensor, Tensor)",
-    _scores,
+    scores_of,
     _scores_like,
 )
 scores_backward = opaque(
     "(Tensor g_picks, Tensor? g_stop, Tensor found, Tensor query, Tensor rank, Tensor unary, Tensor keys,"
     " Tensor? stop_key, Tensor real, Tensor order, ScalarType values_dtype, ScalarType stop_dtype, int ahead)"
     " -> Tensor[]",
-    _scores_backward,
+    gradients_of,
     _scores_backward_like,
 )

@@ -50,7 +50,7 @@ def store_rows(pointer, at, there, values, start, H, WIDTH: tl.constexpr):
 
 
 # fmt: off
-@triton.jit(do_not_specialize=VARYING)
+@triton.jit(do_not_specialize=[*VARYING, "g_row"])
 def backward_contexts(
     query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, found,
     g_picks, g_row, g_stop, d_query, d_stop, d_keys, d_unary,
@@ -132,7 +132,7 @@ def backward_contexts(
 
 
 # fmt: off
-@triton.jit(do_not_specialize=VARYING)
+@triton.jit(do_not_specialize=[*VARYING, "g_row"])
 def backward_keys(
     query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, found,
     g_picks, g_row, g_stop, d_keys, d_unary, N, P, T, H, ahead,
