@@ -255,7 +255,7 @@ def bench_loss() -> list[Row]:
             floors = {"forward": round(keys, 1), "forward+backward": round(4 * keys, 1)}
             if CUDA and kind == "ordered":  # the other's sequences are drawn
                 both = []
-                for mode in ("auto", "plain"):
+                for mode in ("triton", "plain"):
                     with use(mode):
                         both.append(gradients(loss_of, kind, False, *inputs[0]))
                 same_gradients(*both)
@@ -263,7 +263,7 @@ def bench_loss() -> list[Row]:
             for variant in (*(("fused",) if CUDA else ()), "plain", *more):
                 torch._dynamo.reset()
                 function = torch.compile(loss_of) if variant == "compiled" else loss_of
-                with use("auto" if variant == "fused" else "plain"):
+                with use("triton" if variant == "fused" else "plain"):
                     for part, way in (("forward", forward), ("forward+backward", gradients)):
                         calls: list[Work] = [partial(way, function, kind, variant == "dense", *i) for i in inputs]
                         found = measure(f"{kind}_nll {part}", variant, dtype, calls, **sizes, mib=floors[part])

@@ -252,8 +252,10 @@ def test_logits_of_minus_infinity(device: torch.device) -> None:
     assert all(bool(leaf.grad.isfinite().all()) for leaf in leaves[2:4])  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("count", [1, 2], ids=["one sequence", "two"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_strides_and_offsets(dtype: torch.dtype, device: torch.device) -> None:
+def test_strides_and_offsets(dtype: torch.dtype, count: int, device: torch.device) -> None:
+    """Of one sequence a row, in bfloat16, the programs make the contexts themselves."""
     batch, n, hidden, steps = 2, 37, 20, 4
 
     def some(*shape: int) -> Tensor:
@@ -265,7 +267,8 @@ def test_strides_and_offsets(dtype: torch.dtype, device: torch.device) -> None:
     values = some(n, batch, 2 * hidden).transpose(0, 1)[..., ::2]
     stop_key = some(hidden, batch).T
     mask = (torch.rand(n, device=device) > 0.2).expand(batch, n)
-    order = sequences(mask, 2, 2 * steps)[..., ::2]
+    order = sequences(mask, count, 2 * steps)[..., ::2]
+    assert tiles(batch, count, steps, n, hidden, dtype).alone == (count == 1 and dtype == torch.bfloat16)
     assert not any(x.is_contiguous() for x in (unary, stop, keys, values, stop_key, mask, order))
     check((unary, stop, keys, values, stop_key), mask, order)
 

@@ -235,19 +235,27 @@ def test_bench_counts_from_one(folder: Path, option: dict[str, Any]) -> None:
         BENCHMARK.bench([folder / "cpl-s0"], **option)
 
 
-def test_bench_in_bfloat16_says_how_many_selections_are_those_of_float32(folder: Path) -> None:
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.bfloat16), ("16-mixed", torch.float16)])
+@pytest.mark.parametrize("run", ["cpl-s0", "pointer-s0"])
+def test_bench_says_how_many_selections_are_those_of_float32(
+    folder: Path, run: str, precision: str, dtype: torch.dtype
+) -> None:
     small: dict[str, Any] = {"batches": (1,), "repeats": 1, "examples": 2}
-    found = BENCHMARK.bench([folder / "cpl-s0"], precision="bf16-mixed", **small)
-    task, model = BENCHMARK.restore(BENCHMARK.read(folder / "cpl-s0"))
+    task, model = BENCHMARK.restore(BENCHMARK.read(folder / run))
     (bags,) = task.examples(len(task.reported), 1)
     with torch.inference_mode():
         expected = model.select(bags).tolist()
-        with torch.autocast(task.device.type, torch.bfloat16):
+        with torch.autocast(task.device.type, dtype):
             rounded = model.select(bags).tolist()
     share = sum(map(list.__eq__, rounded, expected)) / len(expected)
-    assert 0 < share < 1  # or nothing is tested
-    assert found.rows[0]["same"] == pytest.approx(share)
-    assert "same" not in BENCHMARK.bench([folder / "cpl-s0"], **small).rows[0]
+    found = BENCHMARK.bench([folder / run], precision=precision, **small)
+    assert [row["same"] for row in found.rows] == [pytest.approx(share), None][: len(found.rows)]
+    assert "same" not in BENCHMARK.bench([folder / run], **small).rows[0]
+
+
+def test_bench_refuses_other_arithmetic(folder: Path) -> None:
+    with pytest.raises(ValueError, match="precision: expected one of '32-true', 'bf16-mixed', '16-mixed', got 'fp8'"):
+        BENCHMARK.bench([folder / "cpl-s0"], precision="fp8")
 
 
 # ---------------------------------------------------------------------------------------------- figures

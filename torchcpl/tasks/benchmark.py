@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from torchcpl.checks import check_count
+from torchcpl.checks import check_choice, check_count
 from torchcpl.config import TrainConfig, override
 from torchcpl.inference import compile_for_inference
 from torchcpl.results import device_name, load_checkpoint, load_weights, read_json, run_info
@@ -251,6 +251,7 @@ class Benchmark(Generic[C]):
         and, as in the paper, recomputing everything at each step. With a ``precision`` below float32, the share of what
         is reported on whose selection is the same as in float32.
         """
+        check_choice("precision", precision, tuple(ARITHMETIC))
         for name, count in (*(("batches", batch) for batch in batches), ("repeats", repeats), ("examples", examples)):
             check_count(name, count, 1)
         models = []
@@ -266,13 +267,14 @@ class Benchmark(Generic[C]):
         for batch in batches:  # refused before anything is timed
             models[0][0].examples(batch, 1)
         rounded = precision != "32-true"
-        shares = [{"same": _same(*model, precision)} if rounded else {} for model in models]
+        shares = [_same(*model, precision) if rounded else None for model in models]
         for batch in batches:
             for (task, model, knob), share in zip(models, shares, strict=True):
                 inputs = task.examples(batch, examples if batch == 1 else 1)
                 name = self.names[task.config.method]
-                timed = _timed(model, inputs, knob, repeats, precision)
-                rows += [{"method": name + form, **row, **share} for form, row in timed]
+                for form, row in _timed(model, inputs, knob, repeats, precision):
+                    same = {"same": None if form else share} if rounded else {}  # measured in the first form
+                    rows.append({"method": name + form, **row, **same})
         device = models[0][0].device
         notes = (
             f"ms an example: mean ± std of {repeats}; {precision}, {_where(device)}.",
@@ -324,10 +326,12 @@ def _timed(
 
 def _same(task: Any, model: Any, knob: float | None, precision: str) -> float:
     """The share of what is reported on whose selection is the same as in float32."""
-    inputs = task.examples(min(100, len(task.reported)), len(task.reported))
+    count = len(task.reported)
+    size = max(divisor for divisor in range(1, min(count, 100) + 1) if count % divisor == 0)  # so that none is left out
     selections = []
     for arithmetic in ("32-true", precision):
-        answers = [call() for call in ready(lambda one: model.select(one, knob), inputs, arithmetic)]
+        calls = ready(lambda one: model.select(one, knob), task.examples(size, count), arithmetic)
+        answers = [call() for call in calls]
         selections.append([picks for answer in answers for picks in getattr(answer, "selection", answer).tolist()])
     return statistics.fmean(one == other for one, other in zip(*selections, strict=True))
 
