@@ -66,7 +66,7 @@ def compare(pot: Potentials, steps: int, tile: Tiles, whole: bool) -> str | None
         leaves = [
             None
             if leaf is None
-            else torch.empty_like(leaf[:1].expand(ROWS, *leaf.shape[1:])).normal_(generator=generator)
+            else torch.empty_like(leaf[:ROWS].expand(ROWS, *leaf.shape[1:])).normal_(generator=generator)
             for leaf in (pot.unary, pot.stop, interaction.keys, interaction.values, interaction.stop_key)
         ]
         order = torch.rand(ROWS, n, generator=generator, device=device).argsort(-1)[:, :steps]
