@@ -375,17 +375,23 @@ def test_the_largest_number_of_candidates(kind: str, device: torch.device) -> No
     torch.testing.assert_close(found.log_prob[:, 0], plain.log_prob, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: 8 GiB of W")
-def test_offsets_beyond_32_bits() -> None:
-    n, steps = 65_536, 20
-    W = torch.randn(1, n, n, device="cuda", dtype=torch.bfloat16)
-    pot = cpl.Potentials(torch.randn(1, n, device="cuda"), torch.full((1,), -99.0, device="cuda"), cpl.Dense(W))
-    with use("triton"):
-        found = cpl.greedy(pot, steps)
-    with use("plain"):
-        plain = cpl.greedy(pot, steps)
-    assert found.indices.equal(plain.indices)
-    torch.testing.assert_close(found.log_prob, plain.log_prob, rtol=1e-5, atol=1e-4)
+@pytest.mark.parametrize("path", ["block", "tiles"])
+@pytest.mark.parametrize("dim", [1, 2], ids=["rows far apart", "columns far apart"])
+def test_offsets_beyond_32_bits(path: str, dim: int, device: torch.device) -> None:
+    """The last of them lies 2³¹ numbers from the first; what lies between is never touched, and costs no memory."""
+    n = 6
+    W = torch.randn(1, n, n).to(device, torch.bfloat16)
+    far = 2**31 // (n - 1) + 7
+    strides = (0, far, 1) if dim == 1 else (0, 1, far)
+    apart = torch.empty(far * n, dtype=W.dtype, device=device).as_strided(W.shape, strides).copy_(W)
+    unary, stop = torch.randn(1, n, device=device), torch.full((1,), -99.0, device=device)
+    unary[0, -1] = 99.0  # the first pick
+    have, want = (
+        greedy_triton.decode(pot, Rules(pot, n), Plan("dense", path, 16))
+        for pot in (cpl.Potentials(unary, stop, cpl.Dense(matrix)) for matrix in (apart, W))
+    )
+    assert have.indices.equal(want.indices)
+    assert have.log_prob.equal(want.log_prob)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: real threads")

@@ -299,8 +299,29 @@ def test_many_candidates(dtype: torch.dtype, force: Callable[..., list[Tiles]], 
         assert error <= 2 * max(allowed, rounding), f"{name}: {error:.1e}, plain torch {allowed:.1e}"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: more than 2³¹ bytes of keys")
-def test_keys_beyond_32_bits() -> None:
+@pytest.mark.parametrize("changes", [ALONE, ONE_WALK, TWO_WALKS], ids=["alone", "one-walk", "two-walks"])
+def test_factors_beyond_32_bits(
+    changes: dict[str, Any], force: Callable[..., list[Tiles]], device: torch.device
+) -> None:
+    """The third row lies 2³¹ numbers from the first; what lies between is never touched, and costs no memory."""
+    force(**changes)
+    leaves = draw(3, 20, 6, torch.bfloat16, device)
+    mask = torch.ones(3, 20, dtype=torch.bool, device=device)
+    order = sequences(mask, 1, 4)
+
+    def apart(x: Tensor) -> Tensor:
+        far = 2**30 + 7
+        room = torch.empty(2 * far + x[0].numel(), dtype=x.dtype, device=device)
+        return room.as_strided(x.shape, (far, *x.stride()[1:])).copy_(x)
+
+    unary, stop, keys, values, stop_key = leaves
+    found = results(fused, (unary, stop, apart(keys), apart(values), stop_key), mask, order, False)
+    for have, want in zip(found, results(fused, leaves, mask, order, False), strict=True):
+        assert have.equal(want)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: gradients of more than 2³¹ numbers")
+def test_gradients_beyond_32_bits() -> None:
     """The last rows of a batch whose factors have more than 2³¹ numbers are as those of a batch of their own."""
     batch, n, hidden, steps = 260, 65_536, 128, 4
     device = torch.device("cuda")
