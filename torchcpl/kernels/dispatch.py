@@ -124,7 +124,7 @@ def _no_device(tensor: Tensor) -> str | None:
 
 
 def _wrong_dtype(pot: Potentials, *parts: Any) -> str | None:
-    """Whether a tensor of ``pot``, its interaction's ``parts`` included, has a type the kernels do not know."""
+    """What the kernels do not know of the types in ``pot``, its interaction's ``parts`` included."""
     tensors = [part for part in (pot.unary, pot.stop, *parts) if isinstance(part, Tensor)]
     odd = [str(tensor.dtype) for tensor in tensors if tensor.dtype not in SINGLES]
     return f"potentials in {odd[0].removeprefix('torch.')}" if odd else None

@@ -91,22 +91,8 @@ def fused(leaves: list[Any], order: Tensor, tile: Tiles, whole: bool) -> list[Te
         scale = 1.0 if whole else None
         found, query, rank = nll_triton.scores_of(unary, stop, keys, values, stop_key, real, sequences, 1, scale, tile)
         g_picks, g_stop = (found.new_ones(ROWS), None) if whole else torch.ones_like(found[:2])
-        gradients = nll_triton.gradients_of(
-            g_picks,
-            g_stop,
-            found,
-            query,
-            rank,
-            unary,
-            keys,
-            stop_key,
-            real,
-            sequences,
-            values.dtype,
-            stop.dtype,
-            1,
-            tile,
-        )
+        saved = (found, query, rank, unary, keys, stop_key, real, sequences)
+        gradients = nll_triton.gradients_of(g_picks, g_stop, *saved, values.dtype, stop.dtype, 1, tile)
     return [found[0].sum(-1) if whole else found[:2], *gradients]
 
 

@@ -78,7 +78,7 @@ def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtyp
     split = 1 if number >= PROGRAMS // 2 else min(-(-PROGRAMS // number), -(-candidates // (4 * wide)))
     # The four warps of one matrix instruction, and all of a row in one program, where their registers suffice. With
     # float32 they do not, nor for both gradients in one walk: they spill, and some launches that did gave wrong
-    # gradients on an H200. Their PTX is right; ptxas 12.8, which comes with Triton 3.6, is not under such pressure.
+    # gradients on an H200, although their PTX is right (``nll_check``).
     group = not single and tall <= 32 and deep <= 128
     return Tiles(
         *(tall, wide, deep),
