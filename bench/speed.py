@@ -286,7 +286,7 @@ Select = Callable[[Any], Any]
 
 
 def predict_rows(work: str, ways: dict[str, Select], inputs: list[Any], dtype: torch.dtype, **sizes: int) -> list[Row]:
-    """Every way eagerly and, on CUDA and unless it is a loop, captured."""
+    """Every way eagerly and, on CUDA and unless it is a loop, captured: as models ask for it, and all in ``dtype``."""
     rows = []
     for variant, select in ways.items():
 
@@ -297,9 +297,10 @@ def predict_rows(work: str, ways: dict[str, Select], inputs: list[Any], dtype: t
         calls: list[Work] = [partial(eager, given) for given in inputs]
         rows.append(measure(work, f"{variant}, eager", dtype, calls, **sizes))
         if CUDA and "loop" not in variant:
-            run = cpl.compile_for_inference(select, inputs[0], dtype=dtype)
-            calls = [partial(run, given) for given in inputs]
-            rows.append(measure(work, f"{variant}, captured", dtype, calls, **sizes))
+            for how in ("captured", *(["captured, all halved"] if dtype != torch.float32 else [])):
+                run = cpl.compile_for_inference(select, inputs[0], dtype=dtype, precise=how == "captured")
+                calls = [partial(run, given) for given in inputs]
+                rows.append(measure(work, f"{variant}, {how}", dtype, calls, **sizes))
     return rows
 
 

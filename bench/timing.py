@@ -10,7 +10,7 @@ import ctypes
 import math
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +22,7 @@ Row = dict[str, Any]
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 CACHE = 2**27 if CUDA else 2**26  # bytes of inputs after which a set of them has left the cache
+WARM = 0.03  # seconds of work before it is timed: a host that has waited is slow at first
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -34,6 +35,13 @@ def timed(calls: Sequence[Work], budget: float = 0.2) -> float:
     """Median milliseconds of a call, as often as fits into ``budget`` seconds, 3 to 200 times."""
     for call in calls[:2]:
         call()
+    end = time.perf_counter() + WARM
+    for call in cycle(calls):
+        call()
+        if CUDA:
+            torch.cuda.synchronize()
+        if time.perf_counter() > end:
+            break
     first = _spans(calls, 1)[0]
     repeats = int(min(max(budget * 1e3 / max(first, 1e-3), 3), 200))
     return median(_spans(calls, repeats))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -188,16 +190,100 @@ def test_what_cannot_be_compiled_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_that_of_autocast(dtype: torch.dtype) -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)).eval().to(DEVICE)
+    run = cpl.compile_for_inference(net, pair().features, dtype=dtype)
+    given = pair().features
+    with torch.no_grad(), torch.autocast(DEVICE.type, dtype):
+        expected = net(given)
+    found = run(given)
+    assert found.dtype == dtype
+    assert found.equal(expected)
+    assert all(weight.dtype == torch.float32 for weight in net.parameters())
+
+
+@pytest.mark.parametrize("call", ["module", "method", "partial"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["lowrank", "coverage", "recent"])
+def test_precise_parts_stay_in_float32(kind: str, dtype: torch.dtype, call: str) -> None:
+    net = model(kind=kind)
+    work = {"module": net, "method": net.forward, "partial": partial(net.forward)}[call]
+    run = cpl.compile_for_inference(work, pair(), dtype=dtype)
+    given = pair()
+    with torch.no_grad():
+        with torch.autocast(DEVICE.type, dtype):
+            encoded = net.encode(given.features)
+        expected = cpl.greedy(net.head(encoded.float(), given.mask), 5)
+        everything = net(given)
+    found = run(given)
+    assert encoded.dtype == dtype
+    # On CUDA in bfloat16 the head's products are of TF32.
+    near = 1e-2 if DEVICE.type == "cuda" and dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found.log_prob, expected.log_prob, rtol=near, atol=near)
+    assert found.log_prob.dtype == torch.float32
+    assert not found.log_prob.equal(everything.log_prob)
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+class Paired(nn.Sequential):
+    paired = True
+
+
+def test_paired_layers_have_sixteen_digits_and_only_in_bfloat16() -> None:
+    net = Paired(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 32, bias=False)).eval().to(DEVICE)
+    given = torch.randn(5, 7, 64, device=DEVICE)
+    with torch.no_grad():
+        exact = deepcopy(net).double()(given.double())
+
+    def error(**options: Any) -> float:
+        found = cpl.compile_for_inference(net, given, **options)(given)
+        return float((found.double() - exact).abs().max())
+
+    assert error(dtype=torch.bfloat16) < 2e-5
+    assert error(dtype=torch.bfloat16, precise=False) > 1e-3
+    assert error(dtype=torch.float16) > 1e-4
+    assert cpl.compile_for_inference(net, given, dtype=torch.bfloat16)(given).shape == (5, 7, 32)
+    assert all(isinstance(layer, nn.Linear | nn.Tanh) for layer in net)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_without_precise_parts_everything_is_that_of_autocast(dtype: torch.dtype) -> None:
     net = model()
-    run = cpl.compile_for_inference(net, pair(), dtype=dtype)
+    run = cpl.compile_for_inference(net, pair(), dtype=dtype, precise=False)
     given = pair()
     with torch.no_grad(), torch.autocast(DEVICE.type, dtype):
         expected = net(given)
     found = run(given)
     assert found.indices.equal(expected.indices)
     assert found.log_prob.equal(expected.log_prob)
-    assert not found.log_prob.equal(cpl.compile_for_inference(net, given)(given).log_prob)
-    assert all(weight.dtype == torch.float32 for weight in net.parameters())
+
+
+def test_what_was_changed_for_a_prediction_is_as_before_after_an_error() -> None:
+    calls: list[int] = []
+
+    def breaks(given: Pair) -> Tensor:
+        calls.append(1)
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        cpl.compile_for_inference(breaks, pair(), dtype=torch.bfloat16)(pair())
+    assert calls
+    assert not torch.is_autocast_enabled(DEVICE.type)
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cudnn.benchmark
+
+
+@pytest.mark.parametrize("kind", ["lowrank", "coverage", "recent"])
+def test_autocast_rounds_no_product_of_potentials_in_float32(kind: str) -> None:
+    net = model(kind=kind, live_stop=True)
+    with torch.no_grad():
+        pot = net.head(torch.randn(3, 12, 16, device=DEVICE))
+        order = cpl.greedy(pot, 5).indices
+        for mode in ("auto", "plain"):
+            with use(mode):
+                expected, found = cpl.greedy(pot, 5), cpl.ordered_nll(pot, order)
+                with torch.autocast(DEVICE.type, torch.bfloat16):
+                    assert cpl.greedy(pot, 5).log_prob.equal(expected.log_prob)
+                    assert cpl.ordered_nll(pot, order).equal(found)
 
 
 # The subsets task: each method and kind, as it is decoded

@@ -265,3 +265,14 @@ def _set_log_prob_sampled(
     relative = (log_weight - log_mean.unsqueeze(-1)).exp()
     error = relative.std(-1) / samples**0.5
     return log_mean, error.nan_to_num(0.0)
+
+
+def pairs(x: Tensor) -> Tensor:
+    """(M, K) to (M, 3K) bfloat16, every number as two: high, low and again high parts.
+
+    >>> pairs(torch.tensor([[1 + 2**-8]])).tolist()  # of which bfloat16 holds 1
+    [[1.0, 0.00390625, 1.0]]
+    """
+    x = x.float()
+    high = x.bfloat16()
+    return torch.cat([high, (x - high.float()).bfloat16(), high], -1)

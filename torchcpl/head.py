@@ -53,6 +53,8 @@ class CPLHead(nn.Module):
         dropout: inside the MLPs.
     """
 
+    precise = True  # the rounding of scores changes picks: predictions in bfloat16 keep the head in float32
+
     def __init__(
         self,
         dim: int,

@@ -7,15 +7,20 @@ A captured graph replays them without the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from copy import copy as shallow
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from torchcpl.checks import capturing, check_choice, describe
+from torchcpl.functional import pairs
+from torchcpl.interactions.base import without_autocast
+from torchcpl.kernels import dispatch
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -25,7 +30,12 @@ HALVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that autocast co
 
 
 def compile_for_inference(
-    model: Callable[[Any], Any], example: Any, *, dtype: torch.dtype = torch.float32, copy: bool = True
+    model: Callable[[Any], Any],
+    example: Any,
+    *,
+    dtype: torch.dtype = torch.float32,
+    precise: bool = True,
+    copy: bool = True,
 ) -> Compiled:
     """``model(example)`` for inputs of the example's shapes, on CUDA as one captured graph.
 
@@ -33,10 +43,16 @@ def compile_for_inference(
     a tuple, list, dict or dataclass of them, nested at will, and returns such a thing too: ``Potentials``, a
     ``Selection``. It must not read values back to the host; greedy decoding does not.
 
-    ``dtype=torch.bfloat16`` or ``torch.float16`` runs under autocast, with a copy of a module's weights made now, once;
-    float16 rounds eight times as finely, where nothing exceeds 65,504. In float32 the module's own weights are read, as
-    they are at the time of the call. Results are copies; ``copy=False`` returns the graph's own memory, which the next
-    call writes over.
+    In float32 the module's own weights are read, as they are at the time of the call. ``dtype=torch.bfloat16`` or
+    ``torch.float16`` runs under autocast, with a copy of the weights made now, once; float16 rounds eight times as
+    finely, where nothing exceeds 65,504. A pick changes when two scores change places, so that rounding tells most
+    where scores are made. Parts of the module can therefore ask for more digits, unless ``precise=False``:
+
+    - ``part.precise = True``, as every ``CPLHead`` says: it stays in float32.
+    - ``part.paired = True``: its linear layers have sixteen binary digits in place of bfloat16's eight, for three times
+      the work (:class:`PairedLinear`).
+
+    Results are copies; ``copy=False`` returns the graph's own memory, which the next call writes over.
 
     On the CPU, where there is nothing to capture, the model is called as it is, with the same checks and without
     gradients.
@@ -45,20 +61,24 @@ def compile_for_inference(
     >>> compile_for_inference(head, torch.zeros(3, 8))(torch.ones(3, 8)).shape
     torch.Size([3, 2])
     """
-    return Compiled(model, example, dtype, copy)
+    return Compiled(model, example, dtype, precise, copy)
 
 
 class Compiled:
     """What :func:`compile_for_inference` returns: call it with inputs like the example."""
 
-    def __init__(self, model: Callable[[Any], Any], example: Any, dtype: torch.dtype, copy: bool) -> None:
+    def __init__(
+        self, model: Callable[[Any], Any], example: Any, dtype: torch.dtype, precise: bool, copy: bool
+    ) -> None:
         check_choice("dtype", dtype, (torch.float32, torch.bfloat16, torch.float16))
-        module = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
-        if isinstance(module, nn.Module) and module.training:
+        module = _module_of(model)
+        if module is not None and module.training:
             raise ValueError("model: expected one in evaluation mode, as after model.eval(), got one in training mode")
         self.copy = copy
         self.dtype = dtype
-        self.model = model if dtype == torch.float32 else _halved(model, dtype)
+        self.model = model if dtype == torch.float32 else _halved(model, dtype, precise)
+        # Products that stay in float32 may round to TF32's eleven digits beside bfloat16's eight; pairs hold more.
+        self.tf32 = dtype == torch.bfloat16 and not (module is not None and precise and _marked(module, "paired"))
         self.leaves = dict(leaves(example))
         devices = {leaf.device for leaf in self._tensors()}
         if len(devices) != 1:
@@ -89,13 +109,23 @@ class Compiled:
         return [leaf for leaf in self.leaves.values() if isinstance(leaf, Tensor)]
 
     def _run(self, given: Any) -> Any:
-        # Without its cache: autocast would keep weights that were cast inside the graph's memory.
-        half = self.dtype != torch.float32
-        halving = torch.autocast(
-            self.device.type, self.dtype if half else torch.bfloat16, enabled=half, cache_enabled=False
-        )
-        with torch.inference_mode(), halving:
+        with torch.inference_mode(), self._arithmetic():
             return self.model(given)
+
+    @contextmanager
+    def _arithmetic(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            half = self.dtype != torch.float32
+            # Without its cache: autocast would keep weights that were cast inside the graph's memory.
+            kind = torch.autocast(self.device.type, self.dtype if half else None, enabled=half, cache_enabled=False)
+            stack.enter_context(kind)
+            if half and self.device.type == "cuda":
+                stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+                torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+                # The fastest of cuDNN's convolutions, found in the warm-ups; what it guesses is slow at batch 1.
+                stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+                torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
+            yield
 
     def _check(self, found: Mapping[str, Any]) -> None:
         """Raise unless the leaves are those of the example: the same places, shapes, dtypes, device and constants."""
@@ -138,6 +168,31 @@ class Captured:
         return self.result
 
 
+class PairedLinear(nn.Module):
+    """``layer`` on bfloat16 with every number x as a pair xₕ + xₗ: sixteen digits, for one product as long as three.
+
+    x·w ≈ xₕ·wₕ + xₗ·wₕ + xₕ·wₗ, which is the row [xₕ, xₗ, xₕ] times [wₕ, wₕ, wₗ], summed in float32.
+    """
+
+    weight: Tensor
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        high, low, _ = pairs(layer.weight.detach()).chunk(3, -1)
+        self.register_buffer("weight", torch.cat([high, high, low], -1))  # (out, 3·in)
+        self.bias = layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = dispatch.pairs(x.flatten(0, -2))
+        with without_autocast(x):
+            if x.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):  # since torch 2.8
+                out = torch.mm(rows, self.weight.t(), out_dtype=torch.float32)
+            else:
+                out = rows.float() @ self.weight.float().t()
+        out = out if self.bias is None else out + self.bias
+        return out.view(*x.shape[:-1], -1)
+
+
 def side_by_side(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
     """Both results. While a CUDA graph is captured they are branches of it, which the device may run at once."""
     if not capturing():
@@ -151,19 +206,52 @@ def side_by_side(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
     return first, second
 
 
-def _halved(model: Callable[[Any], Any], dtype: torch.dtype) -> Callable[[Any], Any]:
+def _module_of(model: Callable[[Any], Any]) -> nn.Module | None:
+    """The module that is called, itself or by one of its methods; a function's are unknown."""
+    if isinstance(model, partial):
+        return _module_of(model.func)
+    owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else None
+
+
+def _halved(model: Callable[[Any], Any], dtype: torch.dtype, precise: bool) -> Callable[[Any], Any]:
     """The model with a copy of its weights in which those that autocast would cast at every call are ``dtype``.
 
-    A function's modules are unknown, so its weights stay as they are.
+    A function's weights stay as they are, unknown as its modules are.
     """
-    module = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
-    if not isinstance(module, nn.Module):
+    module = _module_of(model)
+    if module is None:
         return model
+    if isinstance(model, partial):
+        return partial(_halved(model.func, dtype, precise), *model.args, **model.keywords)
     twin = deepcopy(module)
-    for layer in twin.modules():
-        if isinstance(layer, HALVED):
+    kept = _marked(twin, "precise") if precise else []
+    single = {layer for part in kept for layer in part.modules()}
+    paired = {layer for part in _marked(twin, "paired") for layer in part.modules()}
+    for name, layer in list(twin.named_modules()):
+        if layer in single:
+            continue
+        if precise and isinstance(layer, nn.Linear) and layer in paired and dtype == torch.bfloat16:
+            parent, _, last = name.rpartition(".")
+            setattr(twin.get_submodule(parent), last, PairedLinear(layer))
+        elif isinstance(layer, HALVED):
             layer.to(dtype)
+    for part in kept:
+        part.forward = _in_float32(part.forward)
     return twin if module is model else getattr(twin, model.__name__)
+
+
+def _marked(module: nn.Module, mark: str) -> list[nn.Module]:
+    return [part for part in module.modules() if getattr(part, mark, False)]
+
+
+def _in_float32(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def precise(*given: Any, **named: Any) -> Any:
+        arguments = each_tensor((given, named), lambda t: t.float() if t.is_floating_point() else t)
+        with without_autocast(next(leaf for _, leaf in leaves(arguments) if isinstance(leaf, Tensor))):
+            return forward(*arguments[0], **arguments[1])
+
+    return precise
 
 
 def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

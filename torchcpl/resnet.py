@@ -69,6 +69,8 @@ class ResNet18(nn.Module):
         stride: input pixels per output cell.
     """
 
+    precise = True  # most of what rounding to bfloat16 changes is changed by the pixels' layers: predictions keep them
+
     def __init__(self, cut: int = 4) -> None:
         super().__init__()
         if cut not in (1, 2, 3, 4):

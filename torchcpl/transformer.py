@@ -56,13 +56,18 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         before, after = self.norms
         if self.norm_first:
-            y = before(x)
-            x = x + self.dropout(self.attention.attend(y, *self.attention.project(y), mask))
+            x = x + self.dropout(self._mixed(before(x), mask))
             x = x + self.dropout(self.ffn(after(x)))
         else:
-            x = before(x + self.dropout(self.attention.attend(x, *self.attention.project(x), mask)))
+            x = before(x + self.dropout(self._mixed(x, mask)))
             x = after(x + self.dropout(self.ffn(x)))
         return x
+
+    def _mixed(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        kind = x.device.type
+        if not self.training and torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))  # once, instead of for queries and memory each
+        return self.attention.attend(x, *self.attention.project(x), mask)
 
 
 class Encoder(nn.Module):

@@ -8,6 +8,7 @@ batch (beams, samples, prefixes), which share the row's parameters without copyi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from typing import ClassVar, TypeVar
 
@@ -131,3 +132,11 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """Sums of many small terms are kept in float32 at least."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[None]:
+    """Inside, products have the dtype of what is multiplied, whatever autocast would make of it."""
+    kind = like.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()

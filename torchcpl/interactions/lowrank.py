@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcpl.checks import check_tensor
-from torchcpl.interactions.base import Additive, State, accumulator, gather_rows
+from torchcpl.interactions.base import Additive, State, accumulator, gather_rows, without_autocast
 from torchcpl.potentials import register_pytree
 
 
@@ -54,7 +54,8 @@ def key_logits(keys: Tensor, stop_key: Tensor | None, context: Tensor) -> tuple[
     """``keys·context/√h`` for the candidates (B, K, N) and the stop (B, K)."""
     # Scaling the context, not the product: h numbers instead of N.
     query = (context / max(keys.shape[-1], 1) ** 0.5).to(keys.dtype)  # (B, K, h)
-    candidates = query @ keys.transpose(1, 2)
-    if stop_key is None:
-        return candidates, None
-    return candidates, torch.einsum("bkh,bh->bk", query, stop_key.to(query.dtype))
+    with without_autocast(keys):
+        candidates = query @ keys.transpose(1, 2)
+        if stop_key is None:
+            return candidates, None
+        return candidates, torch.einsum("bkh,bh->bk", query, stop_key.to(query.dtype))

@@ -105,6 +105,15 @@ def sequence_nll(pot: Potentials, order: Tensor, rules: Rules, reduction: str) -
     return nll_triton.sequence_nll(pot, order, rules, reduction)
 
 
+def pairs(x: Tensor) -> Tensor:
+    """``functional.pairs`` by whichever twin applies."""
+    if _mode == "plain" or (_mode == "auto" and not x.is_cuda) or _no_device(x) or torch.compiler.is_compiling():
+        return functional.pairs(x)
+    from torchcpl.kernels import pairs_triton
+
+    return pairs_triton.pairs(x)
+
+
 def _runs(kernel: str, pot: Potentials, obstacle: Callable[[], str | None]) -> bool:
     """Whether the Triton kernel is to run."""
     if _mode == "plain" or (_mode == "auto" and not pot.unary.is_cuda):

@@ -26,6 +26,7 @@ from torch import Tensor
 from torchcpl.constraints import Rules
 from torchcpl.functional import blame_nan
 from torchcpl.interactions import Coverage, Dense, Recent
+from torchcpl.interactions.base import without_autocast
 from torchcpl.interactions.coverage import LARGEST
 from torchcpl.kernels.dispatch import Plan
 from torchcpl.potentials import Potentials, Selection
@@ -128,7 +129,8 @@ def _product_of(keys: Tensor, values: Tensor, offset: Tensor | None = None) -> T
     """keys·valuesᵀ/√h + offset (B, N, N), laid out such that what a pick does is contiguous."""
     scale = max(keys.shape[2], 1) ** -0.5
     start, beta = (keys.new_empty(()), 0) if offset is None else (offset, 1)
-    return torch.baddbmm(start, values, keys.transpose(1, 2), beta=beta, alpha=scale).transpose(1, 2)
+    with without_autocast(keys):
+        return torch.baddbmm(start, values, keys.transpose(1, 2), beta=beta, alpha=scale).transpose(1, 2)
 
 
 def _strided(tensor: Tensor | None, dims: int = 0) -> tuple[Any, ...]:

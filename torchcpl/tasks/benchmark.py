@@ -232,7 +232,7 @@ class Benchmark(Generic[C]):
             return {"ms": None}
         task, model = self.restore(run)
         knob = run.state["best"]["metrics"].get("knob")
-        mean, deviation = clock(ready(lambda one: model.select(one, knob), task.examples(1, TIMED)))
+        mean, deviation = clock(ready(partial(model.select, knob=knob), task.examples(1, TIMED)))
         return {"ms": mean, "ms_std": deviation}
 
     def bench(
@@ -276,11 +276,12 @@ class Benchmark(Generic[C]):
                     same = {"same": None if form else share} if rounded else {}  # measured in the first form
                     rows.append({"method": name + form, **row, **same})
         device = models[0][0].device
+        order = "" if models[0][0].ordered else ", in any order"
         notes = (
             f"ms an example: mean ± std of {repeats}; {precision}, {_where(device)}.",
             "Picks: mean number; of CPL and the pointer, the decoding steps."
             + ("" if paths else " Untrained weights."),
-            *(["Same picks: the share of selections that are those of float32."] if rounded else []),
+            *([f"Same picks: the share of selections that are those of float32{order}."] if rounded else []),
         )
         columns = (*SPEED, SAME) if rounded else SPEED
         info = run_info(seeds=sorted({task.config.seed for task, _, _ in models}), device=device)
@@ -315,7 +316,7 @@ def _timed(
         for call, one in zip(encode, inputs, strict=True):
             pairs.append((call(), one))
         decode = ready(lambda pair: model.decode(*pair, knob), pairs, precision)
-        whole = ready(lambda one: model.select(one, knob), inputs, precision)
+        whole = ready(partial(model.select, knob=knob), inputs, precision)
         row: dict[str, Any] = {"batch": batch}
         row["picks"] = statistics.fmean(float(call().lengths.float().mean()) for call in decode)
         for name, calls in {"encoder_ms": encode, "decode_ms": decode, "ms": whole}.items():
@@ -330,9 +331,10 @@ def _same(task: Any, model: Any, knob: float | None, precision: str) -> float:
     size = max(divisor for divisor in range(1, min(count, 100) + 1) if count % divisor == 0)  # so that none is left out
     selections = []
     for arithmetic in ("32-true", precision):
-        calls = ready(lambda one: model.select(one, knob), task.examples(size, count), arithmetic)
+        calls = ready(partial(model.select, knob=knob), task.examples(size, count), arithmetic)
         answers = [call() for call in calls]
-        selections.append([picks for answer in answers for picks in getattr(answer, "selection", answer).tolist()])
+        picks = [picks for answer in answers for picks in getattr(answer, "selection", answer).tolist()]
+        selections.append(picks if task.ordered else list(map(set, picks)))
     return statistics.fmean(one == other for one, other in zip(*selections, strict=True))
 
 

@@ -130,8 +130,7 @@ class PathsModel(nn.Module):
         rgb = nn.functional.embedding(images.int(), self.colors).permute(0, 3, 1, 2)  # channels last in memory
         cells = self.backbone(rgb).flatten(2).transpose(1, 2)
         encoded: Tensor = self.encoder(self.project(cells) + self.places)
-        kind = encoded.device.type  # under autocast the heads read what is cast once, here, instead of casting it each
-        return encoded.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else encoded
+        return encoded
 
     def points(self, features: Tensor) -> Tensor:
         """The point (B, N, 2) in each cell, px."""
@@ -228,6 +227,7 @@ class SceneSet:
 class PathsTask:
     """What the training loop needs: a model, batches by number, and validation."""
 
+    ordered = True  # whether the order of the picks matters
     metric = "min_ade"
     higher_is_better = False
 

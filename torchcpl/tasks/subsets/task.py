@@ -83,6 +83,8 @@ class SubsetsConfig(TrainConfig):
 class SubsetsModel(nn.Module):
     """Encoder and method. ``model(bags)`` is the loss, ``model.select(bags)`` the selection."""
 
+    paired = True  # items of a class score almost alike: which of them is picked hangs on the ninth digit
+
     shift: Tensor
     scale: Tensor
 
@@ -157,6 +159,7 @@ def build_method(config: SubsetsConfig) -> Method:
 class SubsetsTask:
     """What the training loop needs: a model, batches by number, and validation."""
 
+    ordered = False  # whether the order of the picks matters
     metric = "clu_f1"
     higher_is_better = True
 
