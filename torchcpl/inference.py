@@ -49,8 +49,8 @@ def compile_for_inference(
     where scores are made. Parts of the module can therefore ask for more digits, unless ``precise=False``:
 
     - ``part.precise = True``, as every ``CPLHead`` says: it stays in float32.
-    - ``part.paired = True``: its linear layers have sixteen binary digits in place of bfloat16's eight, for three times
-      the work (:class:`PairedLinear`).
+    - ``part.paired = True``: it stays in float32 but for its linear layers, which have sixteen binary digits in place
+      of bfloat16's eight, for three times the work (:class:`PairedLinear`). In float16 it is as any other.
 
     Results are copies; ``copy=False`` returns the graph's own memory, which the next call writes over.
 
@@ -226,19 +226,18 @@ def _halved(model: Callable[[Any], Any], dtype: torch.dtype, precise: bool) -> C
         return partial(_halved(model.func, dtype, precise), *model.args, **model.keywords)
     twin = deepcopy(module)
     kept = _marked(twin, "precise") if precise else []
-    single = {layer for part in kept for layer in part.modules()}
-    paired = {layer for part in _marked(twin, "paired") for layer in part.modules()}
+    paired = _marked(twin, "paired") if precise and dtype == torch.bfloat16 else []
+    single, double = ({layer for part in parts for layer in part.modules()} for parts in (kept, paired))
     for name, layer in list(twin.named_modules()):
-        if layer in single:
-            continue
-        if precise and isinstance(layer, nn.Linear) and layer in paired and dtype == torch.bfloat16:
+        if isinstance(layer, HALVED) and layer not in single | double:
+            layer.to(dtype)
+        elif name and isinstance(layer, nn.Linear) and layer in double - single:
             parent, _, last = name.rpartition(".")
             setattr(twin.get_submodule(parent), last, PairedLinear(layer))
-        elif isinstance(layer, HALVED):
-            layer.to(dtype)
-    for part in kept:
+    for part in (*kept, *paired):
         part.forward = _in_float32(part.forward)
-    return twin if module is model else getattr(twin, model.__name__)
+    call = twin if module is model else getattr(twin, model.__name__)
+    return _in_float32(call) if twin in (*kept, *paired) else call
 
 
 def _marked(module: nn.Module, mark: str) -> list[nn.Module]:

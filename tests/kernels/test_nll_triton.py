@@ -404,6 +404,16 @@ def test_what_the_kernels_cannot_do_is_refused_when_they_are_forced(device: torc
     assert loss(keys.double(), values.double(), unary.double()).dtype == torch.float64
 
 
+def test_autocast_changes_nothing(device: torch.device) -> None:
+    leaves, mask = draw(2, 20, 6, torch.float32, device), torch.ones(2, 20, dtype=torch.bool, device=device)
+    order = sequences(mask, 2, 4)
+    expected = results(fused, leaves, mask, order, False)
+    with torch.autocast(device.type, torch.bfloat16):
+        found = results(fused, leaves, mask, order, False)
+    for have, want in zip(found, expected, strict=True):
+        assert have.equal(want)
+
+
 def test_a_second_derivative_is_refused(device: torch.device) -> None:
     unary, stop, keys, values, _ = (leaf.requires_grad_() for leaf in draw(1, 8, 4, torch.float32, device))
     pot = cpl.Potentials(unary, stop, cpl.LowRank(keys, values))

@@ -20,6 +20,7 @@ from triton.backends.nvidia.compiler import CUDAOptions
 
 from torchcpl.constraints import Rules
 from torchcpl.interactions import LowRank
+from torchcpl.interactions.base import without_autocast
 from torchcpl.kernels.contexts_triton import prefixes, prefixes_backward, prefixes_like
 from torchcpl.kernels.scores_backward_triton import backward_contexts, backward_keys
 from torchcpl.kernels.scores_triton import combine, forward
@@ -135,7 +136,8 @@ def scores_of(
         prefixes(values, order, query, rank)
         own = (None,) * 7
         if stop_key is not None:  # one stop for every context then
-            stop = stop.float().unsqueeze(-1) + torch.einsum("bmh,bh->bm", query, stop_key.to(query.dtype))
+            with without_autocast(query):
+                stop = stop.float().unsqueeze(-1) + torch.einsum("bmh,bh->bm", query, stop_key.to(query.dtype))
     contexts = query.shape[0] * query.shape[1]
     parts = None if tile.split == 1 else found.new_empty(4, tile.split, contexts)
     rest = (stop, *(*stop.stride(), 0)[:2], order, scale, parts)
@@ -175,8 +177,9 @@ def gradients_of(
     ending = []
     if stop_key is not None:
         slope = d_stop.to(query.dtype)
-        d_query.baddbmm_(slope.unsqueeze(2), stop_key.to(query.dtype).unsqueeze(1))
-        ending = [torch.einsum("bm,bmh->bh", slope, query).to(stop_key.dtype)]
+        with without_autocast(query):
+            d_query.baddbmm_(slope.unsqueeze(2), stop_key.to(query.dtype).unsqueeze(1))
+            ending = [torch.einsum("bm,bmh->bh", slope, query).to(stop_key.dtype)]
     d_values = prefixes_backward(d_query, order, keys.shape[1], values_dtype)
     return [d_unary, d_stop.sum(1).to(stop_dtype), d_keys, d_values, *ending]
 
