@@ -8,10 +8,11 @@ from itertools import permutations
 
 import pytest
 import torch
+from torch import Tensor
 
 import torchcpl as cpl
 from torchcpl.selectors import CPL, Hungarian, MultiHypothesis, PointerHead, Threshold, kmeans
-from torchcpl.selectors.hungarian import assignment
+from torchcpl.selectors.hungarian import _shortlist, assignment
 
 
 def pointer(cache: bool = True) -> PointerHead:
@@ -193,9 +194,32 @@ def test_hungarian_is_the_cheapest_matching_and_its_cross_entropy(squared: bool)
     assert found == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(5, 3, 40), (4, 6, 6), (3, 7, 5), (2, 1, 1), (3, 0, 4), (0, 2, 3)])
+def test_a_shortlist_changes_no_assignment(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    batch, targets, candidates = shape
+    # Neighbouring targets want much the same candidates, and some are barred to all.
+    cost = torch.rand(batch, 1, candidates) + 0.1 * torch.rand(shape)
+    cost[..., ::3] = 1e6
+    real = torch.arange(targets) < torch.randint(targets + 1, (batch, 1))
+    expected, found = assignment(cost, real, shortlisted=False), assignment(cost, real, shortlisted=True)
+    assert ((found >= 0) == (expected >= 0)).all()
+
+    def price(matched: Tensor) -> list[float]:
+        paid = cost.gather(2, matched.clamp(min=0).unsqueeze(-1)).squeeze(-1).masked_fill(matched < 0, 0)
+        return paid.double().sum(-1).tolist()
+
+    assert price(found) == pytest.approx(price(expected))
+    for row in found:
+        chosen = row[row >= 0].tolist()
+        assert len(set(chosen)) == len(chosen)
+    if candidates > 30:  # so that something was left out
+        assert _shortlist(cost, real).shape[1] < candidates
+
+
 def test_of_several_hypotheses_the_best_learns_and_the_chosen_one_answers() -> None:
     torch.manual_seed(0)
-    method = MultiHypothesis(4, 8, hypotheses=3, pos_weight=1.0).eval()
+    method = MultiHypothesis(4, 8, hypotheses=3, pos_weight=1.0, selector_weight=0.3).eval()
     x, mask = torch.randn(4, 6, 4), torch.ones(4, 6, dtype=torch.bool)
     mask[2, 4:] = False
     target = torch.tensor([[0, 2], [1, -1], [3, 0], [5, 4]])
@@ -216,7 +240,7 @@ def test_of_several_hypotheses_the_best_learns_and_the_chosen_one_answers() -> N
                 every.append(logits)
             winner, total = losses.index(min(losses)), sum(map(math.exp, choices))
             winners.append(winner)
-            expected += (min(losses) - choices[winner] + math.log(total)) / 4
+            expected += (min(losses) + 0.3 * (math.log(total) - choices[winner])) / 4
             assert shown[row].tolist() == pytest.approx(every[choices.index(max(choices))], abs=1e-5)
     assert len(set(winners)) > 1
     assert method.loss(x, mask, target).item() == pytest.approx(expected, rel=1e-5)

@@ -45,22 +45,44 @@ class Hungarian(Threshold):
         return assignment(cost.masked_fill(barred, 1e6), target >= 0)
 
 
-def assignment(cost: Tensor, real: Tensor) -> Tensor:
-    """The candidate (B, T) that the cheapest assignment at ``cost`` (B, T, N) gives each real target, −1 elsewhere."""
+def assignment(cost: Tensor, real: Tensor, shortlisted: bool | None = None) -> Tensor:
+    """The candidate (B, T) that the cheapest assignment at ``cost`` (B, T, N) gives each real target, −1 elsewhere.
+
+    ``shortlisted`` says whether to look first for the candidates that may be chosen at all; None: on CUDA, where to
+    copy and solve the whole problem would take longer than the rest of a training step.
+    """
     from scipy.optimize import linear_sum_assignment
 
     counts = real.sum(-1).tolist()  # real targets come first
-    costs = cost[:, : max(counts, default=0)].cpu().numpy()
+    cost = cost[:, : max(counts, default=0)]
+    places = None
+    if cost.is_cuda if shortlisted is None else shortlisted:
+        columns = _shortlist(cost, real[:, : cost.shape[1]])  # (B, M)
+        cost = cost.gather(2, columns.unsqueeze(1).expand(-1, cost.shape[1], -1))
+        places = columns.cpu().numpy()
+    costs = cost.cpu().numpy()
     matched = torch.full(real.shape, -1, dtype=torch.long)
     into = matched.numpy()
 
     def solve(row: int) -> None:
         targets, candidates = linear_sum_assignment(costs[row, : counts[row]])
-        into[row, targets] = candidates
+        into[row, targets] = candidates if places is None else places[row, candidates]
 
     # The solver releases the interpreter's lock, so threads run side by side.
     list(_pool().map(solve, range(len(counts)), chunksize=16))
     return matched.to(cost.device)
+
+
+def _shortlist(cost: Tensor, real: Tensor) -> Tensor:
+    """The candidates (B, M) of which one assignment is as cheap as any: of T targets none needs more than its T
+    cheapest to choose from. Neighbours share them, so that M is a few dozen of a thousand."""
+    steps = min(cost.shape[1:])
+    if steps == 0:
+        return cost.new_zeros(len(cost), 0, dtype=torch.long)
+    limit = cost.kthvalue(steps, -1, keepdim=True).values
+    useful = ((cost <= limit) & real.unsqueeze(-1)).any(1)  # (B, N)
+    width = int(useful.sum(-1).max())
+    return useful.byte().argsort(dim=-1, descending=True, stable=True)[:, :width]
 
 
 @cache

@@ -16,15 +16,17 @@ class MultiHypothesis(Threshold):
     """K hypotheses, each a score for every candidate; the one that a selector prefers is thresholded.
 
     A learned query for each hypothesis is fused with the mean of the features, then with every candidate. Winner takes
-    all: only the hypothesis with the least cross-entropy learns from a target, and the selector learns which it was.
+    all: only the hypothesis with the least cross-entropy learns from a target, and the selector learns which it was,
+    with the weight ``selector_weight``.
     """
 
     def __init__(
         self, dim: int, hidden: int, *, hypotheses: int = 6, activation: str = "gelu", dropout: float = 0.0,
-        pos_weight: float | None = None,
+        pos_weight: float | None = None, selector_weight: float = 1.0,
     ) -> None:  # fmt: skip
         super().__init__(dim, hidden, activation=activation, dropout=dropout, pos_weight=pos_weight)
         check_count("hypotheses", hypotheses, 1)
+        self.selector_weight = selector_weight
         self.queries = nn.Parameter(torch.randn(hypotheses, dim))
         self.fuse = nn.Sequential(nn.Linear(2 * dim, dim), ACTIVATIONS[activation](), nn.Linear(dim, dim))
         self.shift = nn.Linear(dim, hidden, bias=False)
@@ -49,7 +51,7 @@ class MultiHypothesis(Threshold):
         positive = picked_mask(target, features.shape[1]).unsqueeze(1).expand_as(logits)
         losses = self.cross_entropy(logits, positive, seen).sum(-1) / seen.sum(-1).clamp(min=1)  # (B, K)
         best, winner = losses.min(-1)
-        return best.mean() + F.cross_entropy(choice.float(), winner)
+        return best.mean() + self.selector_weight * F.cross_entropy(choice.float(), winner)
 
     def logits(self, features: Tensor, mask: Tensor) -> Tensor:
         logits, choice = self.hypotheses(features, mask)

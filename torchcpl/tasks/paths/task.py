@@ -189,6 +189,8 @@ def build_method(config: PathsConfig) -> Method:
             config.dim, config.score_hidden, distance_weight=0.1, squared=False, exclude_self=False, **settings
         )
     if config.method == "multi_hypothesis":
+        # The weight of the selection loss is meant for the hypotheses' cross-entropy; the selector's stays 1.
+        settings["selector_weight"] = 1 / config.selection_weight if config.selection_weight else 0.0
         return MultiHypothesis(config.dim, config.score_hidden, hypotheses=config.hypotheses, **settings)
     return Threshold(config.dim, config.score_hidden, **settings)
 
