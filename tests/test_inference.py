@@ -269,7 +269,6 @@ def test_what_was_changed_for_a_prediction_is_as_before_after_an_error() -> None
     assert calls
     assert not torch.is_autocast_enabled(DEVICE.type)
     assert torch.get_float32_matmul_precision() == "highest"
-    assert not torch.backends.cudnn.benchmark
 
 
 @pytest.mark.parametrize("kind", ["lowrank", "coverage", "recent"])

@@ -7,7 +7,7 @@ A captured graph replays them without the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import copy as shallow
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
@@ -114,18 +114,16 @@ class Compiled:
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            half = self.dtype != torch.float32
+        half = self.dtype != torch.float32
+        before = torch.get_float32_matmul_precision()
+        if half and self.device.type == "cuda":
+            torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+        try:
             # Without its cache: autocast would keep weights that were cast inside the graph's memory.
-            kind = torch.autocast(self.device.type, self.dtype if half else None, enabled=half, cache_enabled=False)
-            stack.enter_context(kind)
-            if half and self.device.type == "cuda":
-                stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-                torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
-                # The fastest of cuDNN's convolutions, found in the warm-ups; what it guesses is slow at batch 1.
-                stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
-                torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
-            yield
+            with torch.autocast(self.device.type, self.dtype if half else None, enabled=half, cache_enabled=False):
+                yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def _check(self, found: Mapping[str, Any]) -> None:
         """Raise unless the leaves are those of the example: the same places, shapes, dtypes, device and constants."""
