@@ -270,7 +270,7 @@ def page(folder: Path) -> tuple[str, dict[str, Figure]]:
         figures[path.stem] = bars(rows, info["device"])
         parts += [f"## {info['device']}", provenance(info, path.name)]
         parts += [f"**Failed, so missing: {name}** ({why})." for name, why in info["failed"].items()]
-        parts += [f"**Since then:** {SINCE[info['commit']]}"] if info["commit"] in SINCE else []
+        parts += [f"**Since then:** {said}" for commit, said in SINCE.items() if info["commit"].startswith(commit)]
         parts += [f"![Times by variant, {info['device']}](figures/{path.stem}.svg)"]
         parts += [*asked(info), *shares(rows), *limits(rows), *times(rows)]
         ours = compare(

@@ -203,7 +203,7 @@ def test_half_precision_is_that_of_autocast(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("call", ["module", "method", "partial"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", ["lowrank", "coverage", "recent"])
+@pytest.mark.parametrize("kind", ["lowrank", "contextual", "coverage", "recent"])
 def test_precise_parts_stay_in_float32(kind: str, dtype: torch.dtype, call: str) -> None:
     net = model(kind=kind)
     work = {"module": net, "method": net.forward, "partial": partial(net.forward)}[call]
@@ -241,8 +241,69 @@ def test_paired_layers_have_sixteen_digits_and_only_in_bfloat16() -> None:
     assert error(dtype=torch.bfloat16) < 2e-5
     assert error(dtype=torch.bfloat16, precise=False) > 1e-3
     assert error(dtype=torch.float16) > 1e-4
-    assert cpl.compile_for_inference(net, given, dtype=torch.bfloat16)(given).shape == (5, 7, 32)
+    for shape in ((5, 7), (5,), (), (0, 3)):
+        given = torch.randn(*shape, 64, device=DEVICE)
+        assert cpl.compile_for_inference(net, given, dtype=torch.bfloat16)(given).shape == (*shape, 32)
     assert all(isinstance(layer, nn.Linear | nn.Tanh) for layer in net)
+
+
+class Tenfold(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 10 * super().forward(x)
+
+
+class Code(nn.Module):
+    """Takes nothing."""
+
+    precise = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Linear(1, 16)
+
+    def forward(self) -> Tensor:
+        return self.places(torch.ones(12, 1, device=self.places.weight.device))
+
+
+class Odd(nn.Module):
+    """Layers that are called by other names, shared, hooked, or read by others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.code = Code()
+        self.tied = nn.Linear(8, 16)
+        self.tied.weight = self.first.weight
+        self.tied.precise = True  # type: ignore[assignment]
+        hooked = nn.Linear(16, 16)
+        hooked.register_forward_hook(lambda layer, given, out: 3 * out)
+        self.inner = Paired(Tenfold(16, 16), hooked, nn.TransformerEncoderLayer(16, 2, 16, 0.0, batch_first=True))
+        self.score = Code()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x) + self.tied(x) + self.code()
+        return self.inner(x).sum(-1, keepdim=True) + self.score.places(x[..., :1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_odd_models_are_halved_too(dtype: torch.dtype) -> None:
+    net = Odd().eval().to(DEVICE)
+    given = torch.randn(2, 12, 8, device=DEVICE)
+    with torch.no_grad():
+        expected = net(given)
+    run = cpl.compile_for_inference(net, given, dtype=dtype)
+    torch.testing.assert_close(run(given).float(), expected, rtol=0.02, atol=0.2)
+
+
+def test_a_copy_of_a_compiled_model_is_another() -> None:
+    net = Odd().eval()
+    given = torch.randn(2, 12, 8)
+    run = cpl.compile_for_inference(net, given, dtype=torch.bfloat16)
+    expected, copy = run(given), deepcopy(run)
+    with torch.no_grad():
+        for weight in (*run.model.parameters(), *run.model.buffers()):  # type: ignore[attr-defined]
+            weight.zero_()
+    assert copy(given).equal(expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -217,6 +217,14 @@ def test_a_shortlist_changes_no_assignment(shape: tuple[int, int, int]) -> None:
         assert _shortlist(cost, real).shape[1] < candidates
 
 
+@pytest.mark.parametrize("shortlisted", [False, True])
+def test_costs_that_are_no_numbers_are_refused(shortlisted: bool) -> None:
+    cost = torch.rand(2, 3, 9)
+    cost[1, 1, 4] = math.nan
+    with pytest.raises(ValueError, match="invalid numeric entries"):
+        assignment(cost, torch.ones(2, 3, dtype=torch.bool), shortlisted)
+
+
 def test_of_several_hypotheses_the_best_learns_and_the_chosen_one_answers() -> None:
     torch.manual_seed(0)
     method = MultiHypothesis(4, 8, hypotheses=3, pos_weight=1.0, selector_weight=0.3).eval()

@@ -275,4 +275,5 @@ def pairs(x: Tensor) -> Tensor:
     """
     x = x.float()
     high = x.bfloat16()
-    return torch.cat([high, (x - high.float()).bfloat16(), high], -1)
+    rest = x - high.float()
+    return torch.cat([high, rest.where(rest.isfinite(), 0).bfloat16(), high], -1)  # infinity has no rest

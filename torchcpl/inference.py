@@ -7,7 +7,7 @@ A captured graph replays them without the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy as shallow
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from torchcpl.checks import capturing, check_choice, describe
 from torchcpl.functional import pairs
-from torchcpl.interactions.base import without_autocast
 from torchcpl.kernels import dispatch
 
 A = TypeVar("A")
@@ -48,9 +47,12 @@ def compile_for_inference(
     finely, where nothing exceeds 65,504. A pick changes when two scores change places, so that rounding tells most
     where scores are made. Parts of the module can therefore ask for more digits, unless ``precise=False``:
 
-    - ``part.precise = True``, as every ``CPLHead`` says: it stays in float32.
-    - ``part.paired = True``: it stays in float32 but for its linear layers, which have sixteen binary digits in place
-      of bfloat16's eight, for three times the work (:class:`PairedLinear`). In float16 it is as any other.
+    - ``part.precise = True``, as every ``CPLHead`` says: its layers stay in float32; beside bfloat16, products on CUDA
+      in TF32, which has eleven binary digits to bfloat16's eight.
+    - ``part.paired = True``, for bfloat16: its layers stay in float32 too, but linear ones compute with pairs of
+      bfloat16, sixteen digits for three times the work. Nothing is in TF32 then.
+
+    A function's modules are unknown: it runs under autocast as it is, with its own weights.
 
     Results are copies; ``copy=False`` returns the graph's own memory, which the next call writes over.
 
@@ -76,9 +78,6 @@ class Compiled:
             raise ValueError("model: expected one in evaluation mode, as after model.eval(), got one in training mode")
         self.copy = copy
         self.dtype = dtype
-        self.model = model if dtype == torch.float32 else _halved(model, dtype, precise)
-        # Products that stay in float32 may round to TF32's eleven digits beside bfloat16's eight; pairs hold more.
-        self.tf32 = dtype == torch.bfloat16 and not (module is not None and precise and _marked(module, "paired"))
         self.leaves = dict(leaves(example))
         devices = {leaf.device for leaf in self._tensors()}
         if len(devices) != 1:
@@ -86,16 +85,22 @@ class Compiled:
                 f"example: expected tensors on one device, got {sorted(map(str, devices)) or 'no tensors'}"
             )
         (self.device,) = devices
+        self.model = model if dtype == torch.float32 else _halved(model, dtype, precise, self.device.type)
+        self.products: str | None = None  # how those of float32 are computed, where not as ever
+        if dtype == torch.bfloat16 and self.device.type == "cuda":
+            paired = precise and module is not None and _inside(module, "paired")
+            self.products = "highest" if paired else "high"
         self.captured: Captured | None = None
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
+                inputs = each_tensor(example, lambda tensor: tensor.detach().clone())  # laid out as those of the graph
                 side = torch.cuda.Stream()
                 side.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(side):
                     for _ in range(WARM_UPS):
-                        self._run(example)
+                        self._run(inputs)
                 torch.cuda.current_stream().wait_stream(side)
-                self.captured = Captured(self._run, example)
+                self.captured = Captured(self._run, inputs)
 
     def __call__(self, given: Any) -> Any:
         found = dict(leaves(given))
@@ -109,21 +114,11 @@ class Compiled:
         return [leaf for leaf in self.leaves.values() if isinstance(leaf, Tensor)]
 
     def _run(self, given: Any) -> Any:
-        with torch.inference_mode(), self._arithmetic():
-            return self.model(given)
-
-    @contextmanager
-    def _arithmetic(self) -> Iterator[None]:
         half = self.dtype != torch.float32
-        before = torch.get_float32_matmul_precision()
-        if half and self.device.type == "cuda":
-            torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
-        try:
-            # Without its cache: autocast would keep weights that were cast inside the graph's memory.
-            with torch.autocast(self.device.type, self.dtype if half else None, enabled=half, cache_enabled=False):
-                yield
-        finally:
-            torch.set_float32_matmul_precision(before)
+        # Without its cache: autocast would keep weights that were cast inside the graph's memory.
+        arithmetic = torch.autocast(self.device.type, self.dtype if half else None, enabled=half, cache_enabled=False)
+        with torch.inference_mode(), arithmetic, _float32_products(self.products):
+            return self.model(given)
 
     def _check(self, found: Mapping[str, Any]) -> None:
         """Raise unless the leaves are those of the example: the same places, shapes, dtypes, device and constants."""
@@ -166,31 +161,6 @@ class Captured:
         return self.result
 
 
-class PairedLinear(nn.Module):
-    """``layer`` on bfloat16 with every number x as a pair xₕ + xₗ: sixteen digits, for one product as long as three.
-
-    x·w ≈ xₕ·wₕ + xₗ·wₕ + xₕ·wₗ, which is the row [xₕ, xₗ, xₕ] times [wₕ, wₕ, wₗ], summed in float32.
-    """
-
-    weight: Tensor
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        high, low, _ = pairs(layer.weight.detach()).chunk(3, -1)
-        self.register_buffer("weight", torch.cat([high, high, low], -1))  # (out, 3·in)
-        self.bias = layer.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = dispatch.pairs(x.flatten(0, -2))
-        with without_autocast(x):
-            if x.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):  # since torch 2.8
-                out = torch.mm(rows, self.weight.t(), out_dtype=torch.float32)
-            else:
-                out = rows.float() @ self.weight.float().t()
-        out = out if self.bias is None else out + self.bias
-        return out.view(*x.shape[:-1], -1)
-
-
 def side_by_side(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
     """Both results. While a CUDA graph is captured they are branches of it, which the device may run at once."""
     if not capturing():
@@ -212,43 +182,76 @@ def _module_of(model: Callable[[Any], Any]) -> nn.Module | None:
     return owner if isinstance(owner, nn.Module) else None
 
 
-def _halved(model: Callable[[Any], Any], dtype: torch.dtype, precise: bool) -> Callable[[Any], Any]:
+def _halved(model: Callable[[Any], Any], dtype: torch.dtype, precise: bool, kind: str) -> Callable[[Any], Any]:
     """The model with a copy of its weights in which those that autocast would cast at every call are ``dtype``.
 
-    A function's weights stay as they are, unknown as its modules are.
+    Parts that ask for more digits are left as they are, and compute outside autocast.
     """
     module = _module_of(model)
     if module is None:
         return model
     if isinstance(model, partial):
-        return partial(_halved(model.func, dtype, precise), *model.args, **model.keywords)
+        return partial(_halved(model.func, dtype, precise, kind), *model.args, **model.keywords)
     twin = deepcopy(module)
-    kept = _marked(twin, "precise") if precise else []
-    paired = _marked(twin, "paired") if precise and dtype == torch.bfloat16 else []
-    single, double = ({layer for part in parts for layer in part.modules()} for parts in (kept, paired))
-    for name, layer in list(twin.named_modules()):
-        if isinstance(layer, HALVED) and layer not in single | double:
+    kept = _inside(twin, "precise") if precise else set()
+    paired = _inside(twin, "paired") - kept if precise and dtype == torch.bfloat16 else set()
+    untouched = {weight for layer in kept | paired for weight in layer.parameters(recurse=False)}
+    for layer in twin.modules():
+        if layer in kept | paired:
+            if type(layer) is nn.Linear and layer in paired:
+                high, low, _ = pairs(layer.weight.detach()).chunk(3, -1)
+                layer.register_buffer("pairs", torch.cat([high, high, low], -1), persistent=False)  # (out, 3·in)
+                layer.forward = partial(_paired_linear, layer)  # type: ignore[method-assign]
+            layer.forward = partial(_in_float32, kind, layer.forward)
+        elif isinstance(layer, HALVED) and untouched.isdisjoint(layer.parameters()):
             layer.to(dtype)
-        elif name and isinstance(layer, nn.Linear) and layer in double - single:
-            parent, _, last = name.rpartition(".")
-            setattr(twin.get_submodule(parent), last, PairedLinear(layer))
-    for part in (*kept, *paired):
-        part.forward = _in_float32(part.forward)
-    call = twin if module is model else getattr(twin, model.__name__)
-    return _in_float32(call) if twin in (*kept, *paired) else call
+    if module is model:
+        return twin
+    call = getattr(twin, model.__name__)
+    return partial(_in_float32, kind, call) if twin in kept | paired else call
 
 
-def _marked(module: nn.Module, mark: str) -> list[nn.Module]:
-    return [part for part in module.modules() if getattr(part, mark, False)]
+def _inside(module: nn.Module, mark: str) -> set[nn.Module]:
+    """The parts of a module that have that mark, with all that is in them."""
+    marked = [part for part in module.modules() if getattr(part, mark, False) is True]
+    return {layer for part in marked for layer in part.modules()}
 
 
-def _in_float32(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def precise(*given: Any, **named: Any) -> Any:
-        arguments = each_tensor((given, named), lambda t: t.float() if t.is_floating_point() else t)
-        with without_autocast(next(leaf for _, leaf in leaves(arguments) if isinstance(leaf, Tensor))):
-            return forward(*arguments[0], **arguments[1])
+def _in_float32(kind: str, forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    given, named = each_tensor((given, named), lambda t: t.float() if t.dtype in (torch.bfloat16, torch.float16) else t)
+    with torch.autocast(kind, enabled=False):
+        return forward(*given, **named)
 
-    return precise
+
+def _paired_linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """``layer(x)`` by bfloat16, every number x a pair xₕ + xₗ of them: sixteen digits, for a product as long as three.
+
+    x·w ≈ xₕ·wₕ + xₗ·wₕ + xₕ·wₗ, which is the row [xₕ, xₗ, xₕ] times [wₕ, wₕ, wₗ], summed in float32.
+    """
+    rows, weight = dispatch.pairs(x.reshape(-1, layer.in_features)), layer.get_buffer("pairs").t()
+    if x.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):  # since torch 2.8
+        out = torch.mm(rows, weight, out_dtype=torch.float32)
+    else:
+        out = rows.float() @ weight.float()
+    out = out if layer.bias is None else out + layer.bias
+    return out.view(*x.shape[:-1], layer.out_features)
+
+
+@contextmanager
+def _float32_products(precision: str | None) -> Iterator[None]:
+    """Inside, products of float32 are as precise as that; None, or where torch's other way to say it is in use: as
+    they were."""
+    before = None
+    with suppress(RuntimeError):
+        before = None if precision is None else torch.get_float32_matmul_precision()
+    if before is None or precision is None:
+        yield
+        return
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

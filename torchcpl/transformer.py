@@ -65,7 +65,7 @@ class EncoderLayer(nn.Module):
 
     def _mixed(self, x: Tensor, mask: Tensor | None) -> Tensor:
         kind = x.device.type
-        if not self.training and torch.is_autocast_enabled(kind):
+        if not self.training and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))  # once, instead of for queries and memory each
         return self.attention.attend(x, *self.attention.project(x), mask)
 

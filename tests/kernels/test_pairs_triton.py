@@ -50,3 +50,13 @@ def test_a_pair_holds_sixteen_digits(device: torch.device) -> None:
     assert again.equal(high)
     assert ((high + low - x[:, 0].double()).abs() <= 2.0**-16 * x[:, 0].abs()).all()
     assert (high - x[:, 0].double()).abs().max() > 2.0**-10  # so that the bound above can fail
+
+
+def test_what_is_infinite_stays_so(device: torch.device) -> None:
+    x = torch.tensor([[torch.inf, -torch.inf, torch.nan, 1.0]], device=device)
+    expected = torch.tensor([[torch.inf, -torch.inf, torch.nan, 1.0]])
+    for mode in ("plain", "triton"):
+        with use(mode):
+            high, low, _ = dispatch.pairs(x).float().cpu().chunk(3, -1)
+        torch.testing.assert_close(high, expected, equal_nan=True)
+        assert low.tolist() == [[0.0, 0.0, 0.0, 0.0]]

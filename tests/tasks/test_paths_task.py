@@ -10,13 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from torchcpl.selectors import MultiHypothesis
+from torchcpl.tasks.benchmark import _same
 from torchcpl.tasks.paths.backbones import build_backbone, position_code
 from torchcpl.tasks.paths.procedural import procedural_map
 from torchcpl.tasks.paths.results import PUBLISHED, published
 from torchcpl.tasks.paths.scenes import Scenes, cells_of, generate, load_scenes, save_scenes
-from torchcpl.tasks.paths.task import COLUMNS, METHODS, PathBatch, PathsConfig, PathsModel, PathsTask, load_source
+from torchcpl.tasks.paths.task import (
+    COLUMNS,
+    METHODS,
+    PathBatch,
+    PathsConfig,
+    PathsModel,
+    PathsTask,
+    Prediction,
+    load_source,
+)
 from torchcpl.train import fit, load_checkpoint
 
 SMALL: dict[str, Any] = {
@@ -206,6 +217,50 @@ def test_offset_loss_by_hand(scenes: Scenes, method: str) -> None:
     assert float(found["offset"]) == pytest.approx(sum(gaps) / len(gaps), rel=1e-4)
     weight = 0.1 if method == "hungarian" else 5.0
     assert float(found["loss"]) == pytest.approx(10 * float(found["selection"]) + weight * float(found["offset"]))
+
+
+def test_the_selector_of_hypotheses_weighs_one(scenes: Scenes) -> None:
+    """10·BCE of the best hypothesis, 5·offsets, and the selector's cross-entropy as it is."""
+    made = task(scenes, method="multi_hypothesis")
+    torch.manual_seed(0)
+    model = made.build().eval()
+    assert isinstance(model.method, MultiHypothesis)
+    batch = made.batch(0)
+    everyone = torch.ones(6, 1024, dtype=torch.bool)
+    target, _ = cells_of(batch.path)
+    with torch.no_grad():
+        found = model(batch)
+        logits, choice = model.method.hypotheses(model.encode(batch.images), everyone)
+        hit = torch.zeros(6, 1, 1024).scatter_(2, target.clamp(min=0).unsqueeze(1), (target >= 0).float().unsqueeze(1))
+        hit[torch.arange(6), 0, target[:, 0]] = 1  # which padding may have written over
+        losses = nn.functional.binary_cross_entropy_with_logits(logits, hit.expand_as(logits), reduction="none").mean(
+            -1
+        )
+        best, winner = losses.min(-1)
+        expected = 10 * best.mean() + nn.functional.cross_entropy(choice, winner) + 5 * found["offset"]
+    assert float(found["loss"]) == pytest.approx(float(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_order_of_a_path_counts_among_equal_selections(
+    scenes: Scenes, monkeypatch: pytest.MonkeyPatch, turned: bool
+) -> None:
+    made = task(scenes)
+    torch.manual_seed(0)
+    model = made.build().eval()
+    select = model.select
+
+    def other(images: Tensor, knob: float | None = None) -> Prediction:
+        found = select(images, knob)
+        if turned and torch.is_autocast_enabled("cpu"):
+            indices = found.selection.indices.clone()
+            indices[:, :2] = indices[:, :2].flip(1)
+            found = found._replace(selection=dataclasses.replace(found.selection, indices=indices))
+        return found
+
+    model.max_len = 2
+    monkeypatch.setattr(model, "select", other)
+    assert (_same(made, model, -100.0, "bf16-mixed") < 0.5) is turned
 
 
 # Training.

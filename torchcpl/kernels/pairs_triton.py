@@ -27,7 +27,8 @@ def _pairs(x_ptr, x_row, x_column, out_ptr, width, count, BLOCK: tl.constexpr):
     row, column = at // width, at % width
     x = tl.load(x_ptr + row * x_row + column * x_column, real, 0).to(tl.float32)
     high = x.to(tl.bfloat16)
-    low = (x - high.to(tl.float32)).to(tl.bfloat16)
+    rest = x - high.to(tl.float32)
+    low = tl.where(tl.abs(rest) < float("inf"), rest, 0).to(tl.bfloat16)  # infinity has no rest
     out_ptr += row * 3 * width + column
     tl.store(out_ptr, high, real)
     tl.store(out_ptr + width, low, real)

@@ -79,8 +79,8 @@ def _shortlist(cost: Tensor, real: Tensor) -> Tensor:
     steps = min(cost.shape[1:])
     if steps == 0:
         return cost.new_zeros(len(cost), 0, dtype=torch.long)
-    limit = cost.kthvalue(steps, -1, keepdim=True).values
-    useful = ((cost <= limit) & real.unsqueeze(-1)).any(1)  # (B, N)
+    limit = cost.topk(steps, -1, largest=False).values[..., -1:]
+    useful = (~(cost > limit) & real.unsqueeze(-1)).any(1)  # (B, N); NaN is not above either, and the solver refuses it
     width = int(useful.sum(-1).max())
     return useful.byte().argsort(dim=-1, descending=True, stable=True)[:, :width]
 

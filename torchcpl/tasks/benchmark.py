@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 from torchcpl.checks import check_choice, check_count
 from torchcpl.config import TrainConfig, override
@@ -303,6 +304,17 @@ def _kind(run: Run[Any]) -> str:
     return str(run.config.kind)
 
 
+class _Decoding(nn.Module):
+    """What comes after the encoder: encoded items and input, as a pair, to the prediction."""
+
+    def __init__(self, model: Any, knob: float | None) -> None:
+        super().__init__()
+        self.model, self.knob = model, knob
+
+    def forward(self, pair: tuple[Tensor, Any]) -> Any:
+        return self.model.decode(*pair, self.knob)
+
+
 def _timed(
     model: Any, inputs: Sequence[Any], knob: float | None, repeats: int, precision: str
 ) -> list[tuple[str, dict[str, Any]]]:
@@ -315,7 +327,7 @@ def _timed(
         encode, pairs = ready(model.encode, inputs, precision), []
         for call, one in zip(encode, inputs, strict=True):
             pairs.append((call(), one))
-        decode = ready(lambda pair: model.decode(*pair, knob), pairs, precision)
+        decode = ready(_Decoding(model, knob).eval(), pairs, precision)
         whole = ready(partial(model.select, knob=knob), inputs, precision)
         row: dict[str, Any] = {"batch": batch}
         row["picks"] = statistics.fmean(float(call().lengths.float().mean()) for call in decode)
