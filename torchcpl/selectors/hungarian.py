@@ -45,28 +45,23 @@ class Hungarian(Threshold):
         return assignment(cost.masked_fill(barred, 1e6), target >= 0)
 
 
-def assignment(cost: Tensor, real: Tensor, shortlisted: bool | None = None) -> Tensor:
-    """The candidate (B, T) that the cheapest assignment at ``cost`` (B, T, N) gives each real target, −1 elsewhere.
-
-    ``shortlisted`` says whether to look first for the candidates that may be chosen at all; None: on CUDA, where to
-    copy and solve the whole problem would take longer than the rest of a training step.
-    """
+def assignment(cost: Tensor, real: Tensor) -> Tensor:
+    """The candidate (B, T) that the cheapest assignment at ``cost`` (B, T, N) gives each real target, −1 elsewhere."""
     from scipy.optimize import linear_sum_assignment
 
     counts = real.sum(-1).tolist()  # real targets come first
-    cost = cost[:, : max(counts, default=0)]
-    places = None
-    if cost.is_cuda if shortlisted is None else shortlisted:
-        columns = _shortlist(cost, real[:, : cost.shape[1]])  # (B, M)
-        cost = cost.gather(2, columns.unsqueeze(1).expand(-1, cost.shape[1], -1))
-        places = columns.cpu().numpy()
-    costs = cost.cpu().numpy()
+    most = max(counts, default=0)
+    cost = cost[:, :most]
+    # On a GPU, to copy and solve the whole problem would take longer than the rest of a training step.
+    columns = _shortlist(cost, real[:, :most])  # (B, M)
+    costs = cost.gather(2, columns.unsqueeze(1).expand(-1, most, -1)).cpu().numpy()
+    places = columns.cpu().numpy()
     matched = torch.full(real.shape, -1, dtype=torch.long)
     into = matched.numpy()
 
     def solve(row: int) -> None:
         targets, candidates = linear_sum_assignment(costs[row, : counts[row]])
-        into[row, targets] = candidates if places is None else places[row, candidates]
+        into[row, targets] = places[row, candidates]
 
     # The solver releases the interpreter's lock, so threads run side by side.
     list(_pool().map(solve, range(len(counts)), chunksize=16))
@@ -74,15 +69,16 @@ def assignment(cost: Tensor, real: Tensor, shortlisted: bool | None = None) -> T
 
 
 def _shortlist(cost: Tensor, real: Tensor) -> Tensor:
-    """The candidates (B, M) of which one assignment is as cheap as any: of T targets none needs more than its T
-    cheapest to choose from. Neighbours share them, so that M is a few dozen of a thousand."""
+    """The candidates (B, M) among which one assignment is as cheap as any.
+
+    Of T targets none needs more than its T cheapest to choose from. Neighbours share them: M is a few dozen.
+    """
     steps = min(cost.shape[1:])
     if steps == 0:
-        return cost.new_zeros(len(cost), 0, dtype=torch.long)
+        return torch.zeros(len(cost), 0, dtype=torch.long, device=cost.device)
     limit = cost.topk(steps, -1, largest=False).values[..., -1:]
     useful = (~(cost > limit) & real.unsqueeze(-1)).any(1)  # (B, N); NaN is not above either, and the solver refuses it
-    width = int(useful.sum(-1).max())
-    return useful.byte().argsort(dim=-1, descending=True, stable=True)[:, :width]
+    return useful.byte().argsort(dim=-1, descending=True, stable=True)[:, : int(useful.sum(-1).max())]
 
 
 @cache

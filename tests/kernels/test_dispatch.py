@@ -1,0 +1,53 @@
+"""Which twin runs: the switch, and the plan for a size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchcpl as cpl
+from torchcpl.constraints import Rules
+from torchcpl.kernels import dispatch, set_kernels, use
+from torchcpl.kernels.dispatch import Plan
+
+
+def test_the_switch() -> None:
+    with pytest.raises(ValueError, match="mode: expected one of 'auto', 'plain', 'triton', got 'cuda'"):
+        set_kernels("cuda")
+    with use("plain"):
+        assert dispatch._mode == "plain"
+    assert dispatch._mode == "auto"
+    set_kernels("plain")
+    assert dispatch._mode == "plain"
+    set_kernels("auto")
+
+
+@pytest.mark.parametrize(
+    ("batch", "n", "kind", "dtype", "expected"),
+    [
+        (1024, 1024, "dense", torch.float32, Plan("dense", "block", 1024, 4)),
+        (1, 8192, "dense", torch.float32, Plan("dense", "block", 8192, 16)),
+        (1, 65_536, "dense", torch.bfloat16, Plan("dense", "tiles", 4096)),
+        (1, 1, "dense", torch.float32, Plan("dense", "block", 16, 1)),
+        (1, 1024, "lowrank", torch.float32, Plan("dense", "block", 1024, 4)),
+        (64, 1024, "lowrank", torch.bfloat16, Plan("dense", "block", 1024, 4)),
+        (1024, 1024, "lowrank", torch.float32, Plan("factored", "tiles", 256)),
+        (256, 65_536, "lowrank", torch.float32, Plan("factored", "tiles", 256)),
+        (1, 65_536, "lowrank", torch.float32, None),  # one program would read 33 MB a step on its own
+    ],
+)
+def test_the_plan_for_a_size(batch: int, n: int, kind: str, dtype: torch.dtype, expected: Plan | None) -> None:
+    def shape(*sizes: int) -> Tensor:
+        return torch.empty(*sizes, dtype=dtype, device="meta")
+
+    hidden = 128
+    interaction: cpl.Interaction
+    if kind == "dense":
+        interaction = cpl.Dense(shape(batch, n, n))
+    else:
+        interaction = cpl.LowRank(shape(batch, n, hidden), shape(batch, n, hidden))
+    pot = cpl.Potentials(shape(batch, n), shape(batch), interaction)
+    assert dispatch.plan(pot, Rules(pot, 30)) == expected
+    with use("triton"):
+        assert dispatch.plan(pot, Rules(pot, 30)) is not None
