@@ -12,17 +12,14 @@ from copy import copy as shallow
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchcpl.checks import capturing, check_choice, describe
+from torchcpl.checks import check_choice, describe
 from torchcpl.functional import pairs
 from torchcpl.kernels import dispatch
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 WARM_UPS = 3  # eager runs before the capture: kernels are compiled and libraries make their workspaces
 HALVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that autocast computes in the smaller dtype
@@ -159,19 +156,6 @@ class Captured:
                     leaf.copy_(given[place])
         self.graph.replay()
         return self.result
-
-
-def side_by_side(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
-    """Both results. While a CUDA graph is captured they are branches of it, which the device may run at once."""
-    if not capturing():
-        return one(), other()
-    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    side.wait_stream(main)
-    with torch.cuda.stream(side):
-        second = other()
-    first = one()
-    main.wait_stream(side)
-    return first, second
 
 
 def _module_of(model: Callable[[Any], Any]) -> nn.Module | None:

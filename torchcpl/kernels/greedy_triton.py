@@ -29,6 +29,7 @@ from torchcpl.interactions import Coverage, Dense, Recent
 from torchcpl.interactions.base import without_autocast
 from torchcpl.interactions.coverage import LARGEST
 from torchcpl.kernels.dispatch import Plan
+from torchcpl.kernels.streams import side_by_side
 from torchcpl.potentials import Potentials, Selection
 
 MOST_COVERED = tl.constexpr(LARGEST)
@@ -57,7 +58,10 @@ def decode(
     log_prob = unary.new_empty(shape, dtype=torch.float32)
     # The seed stays on the device: the host need not wait for it.
     seed = None if temperature is None else torch.randint(2**62, (1,), device=unary.device, generator=generator)
-    W, stop_row, keys, values, stop_key = _forms(pot.interaction, way)
+    interaction = pot.interaction
+    (W, stop_row, keys, values, stop_key), (last, last_stop), cover = side_by_side(
+        lambda: _forms(interaction, way), lambda: _lasts(interaction), lambda: _covers(interaction)
+    )
     arguments = [
         *_strided(unary),
         *_strided(rules.available),
@@ -76,8 +80,7 @@ def decode(
     grid = (batch * width,)
     with torch.cuda.device_of(unary):
         if way.path == "block":
-            last, last_stop = _lasts(pot.interaction)
-            more = (*_strided(_covers(pot.interaction), 3), *_strided(last, 3), *_strided(last_stop, 2))
+            more = (*_strided(cover, 3), *_strided(last, 3), *_strided(last_stop, 2))
             _decode_block[grid](*arguments, *dense, *more, **options, num_warps=way.warps)
         else:
             hidden = 0 if keys is None else keys.shape[2]
@@ -113,8 +116,11 @@ def _lasts(interaction: Any) -> tuple[Tensor | None, Tensor | None]:
 def _dense_of(keys: Tensor, values: Tensor, stop_key: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """What the factors make: W (B, N, N) and the stop's row of it (B, N)."""
     values = values.to(keys.dtype)
-    stop_row = None if stop_key is None else _product_of(stop_key.to(keys.dtype).unsqueeze(1), values).squeeze(1)
-    return _product_of(keys, values), stop_row
+    if stop_key is None:
+        return _product_of(keys, values), None
+    row = stop_key.to(keys.dtype).unsqueeze(1)
+    W, stop_row = side_by_side(lambda: _product_of(keys, values), lambda: _product_of(row, values).squeeze(1))
+    return W, stop_row
 
 
 def _covers(interaction: Any) -> Tensor | None:

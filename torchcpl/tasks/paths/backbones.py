@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcpl.resnet import ResNet18, load_resnet18, resnet18
+from torchcpl.resnet import BatchNorm, ResNet18, load_resnet18, resnet18
 from torchcpl.tasks.paths.sampling import CELL
 
 BACKBONES = ("resnet18", "patches")
@@ -26,7 +26,7 @@ class Patches(nn.Module):
         super().__init__()
         self.channels = channels
         self.embed = nn.Conv2d(3, channels, CELL, stride=CELL)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(blocks))
+        self.norms = nn.ModuleList(BatchNorm(channels) for _ in range(blocks))
         self.convs = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=2**i, dilation=2**i) for i in range(blocks))
 
     def forward(self, images: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchcpl.config import TrainConfig, option, override
 from torchcpl.head import KINDS, CPLHead, mlp
-from torchcpl.inference import side_by_side
+from torchcpl.kernels.streams import side_by_side
 from torchcpl.metrics import off_road, path_scores
 from torchcpl.potentials import Selection
 from torchcpl.resnet import IMAGENET_MEAN, IMAGENET_STD
@@ -105,6 +105,7 @@ class PathsModel(nn.Module):
     colors: Tensor
     places: Tensor
     corners: Tensor
+    every: Tensor
 
     def __init__(self, config: PathsConfig) -> None:
         super().__init__()
@@ -119,6 +120,7 @@ class PathsModel(nn.Module):
         cells = torch.arange(GRID * GRID)
         corners = torch.stack([cells % GRID, cells // GRID], -1).float() * CELL
         self.register_buffer("corners", corners, persistent=False)  # (N, 2) px
+        self.register_buffer("every", torch.ones(GRID * GRID, dtype=torch.bool), persistent=False)
         self.method = build_method(config)
         self.matched = config.method == "hungarian"
         self.selection_weight = config.selection_weight
@@ -161,7 +163,7 @@ class PathsModel(nn.Module):
         return self.decode(self.encode(images), images, knob)
 
     def _all(self, features: Tensor) -> Tensor:
-        return torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
+        return self.every.expand(len(features), -1)
 
 
 def _gather(points: Tensor, cells: Tensor) -> Tensor:
