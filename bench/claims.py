@@ -36,10 +36,13 @@ def claims(rows: list[Row]) -> list[dict[str, Any]]:
     for dtype, how in (("float32", "captured"), ("bfloat16", "captured"), ("bfloat16", "captured, all halved")):
         sizes = {"B": 1, "dtype": dtype}
         name = f"paths, batch 1, {dtype}, {how}"
-        whole = find(rows, "predict paths", f"cpl, {how}", **sizes)
-        for part in ("encoder", "encoder and heads"):
-            alone = find(rows, "predict paths", f"{part}, {how}", **sizes)
-            claim(f"{name}: whole prediction over {part} alone", ratio(whole, alone), most=1.15)
+        whole, recent, alone, heads = (
+            find(rows, "predict paths", f"{part}, {how}", **sizes)
+            for part in ("cpl", "cpl (recent)", "encoder", "encoder and heads")
+        )
+        claim(f"{name}: whole prediction over encoder alone", ratio(whole, alone), most=1.15)
+        claim(f"{name}: whole prediction over encoder and heads alone", ratio(whole, heads), most=1.15)
+        claim(f"{name}: whole prediction with Recent over encoder alone", ratio(recent, alone), most=1.15)
         loop = find(rows, "predict paths", "per-row loop, eager", **sizes)
         claim(f"{name}: per-row loop with eager encoder over the prediction", ratio(loop, whole), least=12)
     for how in ("", ", captured"):

@@ -19,12 +19,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 FIGURES = ROOT / "docs" / "figures"
 
-# What has changed since the measurements of a commit, and is said beside them until there are new ones.
-SINCE = {
-    "5b211cb": "predictions of subsets in bfloat16 attend in float32, for the sake of equal picks: they were a little "
-    "faster for this. And cuDNN no longer tries out its convolutions, which made none of them faster."
-}
-
 # Numbers in words
 
 
@@ -270,7 +264,6 @@ def page(folder: Path) -> tuple[str, dict[str, Figure]]:
         figures[path.stem] = bars(rows, info["device"])
         parts += [f"## {info['device']}", provenance(info, path.name)]
         parts += [f"**Failed, so missing: {name}** ({why})." for name, why in info["failed"].items()]
-        parts += [f"**Since then:** {said}" for commit, said in SINCE.items() if info["commit"].startswith(commit)]
         parts += [f"![Times by variant, {info['device']}](figures/{path.stem}.svg)"]
         parts += [*asked(info), *shares(rows), *limits(rows), *times(rows)]
         ours = compare(

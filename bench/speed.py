@@ -344,10 +344,12 @@ def bench_paths() -> list[Row]:
     from torchcpl.tasks.paths.task import PathsConfig, PathsModel
 
     models = {}
-    for variant, method in {"cpl": "cpl", "grid": "grid", "pointer": "pointer"}.items():
+    for variant, options in {
+        "cpl": {}, "cpl (recent)": {"kind": "recent"}, "grid": {"method": "grid"}, "pointer": {"method": "pointer"}
+    }.items():  # fmt: skip
         torch.manual_seed(SEED)
-        models[variant] = PathsModel(PathsConfig(method=method, max_len=30)).eval().to(DEVICE)
-        if method != "grid":
+        models[variant] = PathsModel(PathsConfig(max_len=30, **options)).eval().to(DEVICE)  # type: ignore[arg-type]
+        if variant != "grid":
             models[variant].method.knob = NEVER
     ours = models["cpl"]
 
