@@ -59,13 +59,16 @@ def decode(
     # The seed stays on the device: the host need not wait for it.
     seed = None if temperature is None else torch.randint(2**62, (1,), device=unary.device, generator=generator)
     interaction = pot.interaction
-    (W, stop_row, keys, values, stop_key), (last, last_stop), cover = side_by_side(
-        lambda: _forms(interaction, way), lambda: _lasts(interaction), lambda: _covers(interaction)
+    (W, stop_row, keys, values, stop_key), (last, last_stop), cover, stop = side_by_side(
+        lambda: _forms(interaction, way),
+        lambda: _lasts(interaction),
+        lambda: _covers(interaction),
+        lambda: rules.biased(pot.stop),
     )
     arguments = [
         *_strided(unary),
         *_strided(rules.available),
-        *_strided(rules.biased(pot.stop)),
+        *_strided(stop),
         seed,
         *(indices, lengths, log_prob),
         *(n, width, rules.min_len, steps, 1 / (temperature or 1.0), math.log(stop_threshold or 1.0)),
@@ -239,7 +242,7 @@ def _decode_block(
             pick, keen = _keenest(score, at, N)
             logit = keen
             best = keen
-        # Asked for at once: what the pick does is on its way while the normaliser is summed up.
+        # Asked for at once: the column is on its way while the normaliser is summed up.
         asked = at < tl.where(pick < N, N, 0)
         column = tl.load(columns + pick.to(tl.int64) * W_i, mask=asked, other=0.0)
         if cover is not None:
@@ -249,17 +252,15 @@ def _decode_block(
         if last is not None:
             spot = last + b * last_b + at.to(tl.int64) * last_j + pick.to(tl.int64) * last_i
             latest = tl.load(spot, mask=asked, other=0.0).to(tl.float32)
-        if LIVE:
-            final_more = tl.load(stop_row + b * stop_row_b + pick * stop_row_n, mask=pick < N, other=0.0)
-            if last is not None:
-                spot = last_stop + b * last_stop_b + pick * last_stop_n
-                latest_stop = tl.load(spot, mask=pick < N, other=0.0).to(tl.float32)
         pick, gain = _settle(pick, logit, best, keen, keen_stop, score, 1.0, halt, least, N, MASS)
         going = pick < N
         total += gain
         added = tl.where((at == pick) | (added == -float("inf")), -float("inf"), added + column.to(tl.float32))
         if LIVE:
-            final += final_more.to(tl.float32)
+            final += tl.load(stop_row + b * stop_row_b + pick * stop_row_n, mask=going, other=0.0).to(tl.float32)
+            if last is not None:
+                spot = last_stop + b * last_stop_b + pick * last_stop_n
+                latest_stop = tl.load(spot, mask=going, other=0.0).to(tl.float32)
         tl.store(indices + row.to(tl.int64) * max_len + count, pick.to(tl.int64), mask=going)
         end = tl.where(going, end, count)
         count += going.to(tl.int32)
