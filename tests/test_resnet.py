@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from torchcpl.resnet import IMAGENET_MEAN, IMAGENET_STD, load_resnet18, prepare, resnet18
+from torchcpl.resnet import IMAGENET_MEAN, IMAGENET_STD, BatchNorm, load_resnet18, prepare, resnet18
 
 CONVOLUTIONS = {
     "conv1": (64, 3, 7, 7),
@@ -195,3 +195,22 @@ def test_features_match_the_stored_ones(shared_data: Path) -> None:
     assert F.cosine_similarity(within, codes * scale).min() >= 0.999
     assert F.cosine_similarity(ours, codes * scale)[~full.any(1)].min() >= 0.999
     assert (ours / scale)[full].min() > 250
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batch_normalisation_is_torchs(training: bool, dtype: torch.dtype) -> None:
+    ours, theirs = BatchNorm(8).train(training), torch.nn.BatchNorm2d(8).train(training)
+    torch.manual_seed(0)
+    for value in ours.state_dict().values():
+        if value.is_floating_point():
+            torch.nn.init.uniform_(value, 0.5, 1.5)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 8, 5, 7).to(dtype, memory_format=torch.channels_last).requires_grad_()
+    weight = torch.randn(2, 8, 5, 7)
+    results = []
+    for norm in (ours, theirs):
+        y = norm(x)
+        results.append([y, *torch.autograd.grad((y * weight).sum(), [x, *norm.parameters()]), *norm.buffers()])
+    for have, want in zip(*results, strict=True):
+        torch.testing.assert_close(have, want)
