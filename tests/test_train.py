@@ -185,7 +185,7 @@ def test_equals_a_plain_loop(tmp_path: Path, changes: dict[str, Any]) -> None:
         assert Toy(config).validate(model.eval())["error"] == state["metrics"]["error"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: captured steps")
 @pytest.mark.parametrize("changes", [{}, {"clip": 0.05, "ema": 0.9, "schedule": "cosine"}])
 def test_captured_steps_are_the_same_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]

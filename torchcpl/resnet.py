@@ -40,7 +40,7 @@ def prepare(images: Tensor, size: int | None = 224) -> Tensor:
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """torch's, but in evaluation never by cuDNN, which for channels-last images takes about ten times as long."""
+    """torch's, but in evaluation never by cuDNN, which for channels-last images takes up to ten times as long."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:

@@ -394,7 +394,7 @@ def test_offsets_beyond_32_bits(path: str, dim: int, device: torch.device) -> No
     assert have.log_prob.equal(want.log_prob)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: real threads")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: Triton's interpreter has one thread")
 @pytest.mark.parametrize("form", ["dense", "factored"])
 def test_threads_that_outnumber_a_tile_agree(form: str) -> None:
     """Several threads hold the same number, and only one of them writes it: many rows, again and again."""

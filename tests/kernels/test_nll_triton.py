@@ -320,7 +320,7 @@ def test_factors_beyond_32_bits(
         assert have.equal(want)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: gradients of more than 2³¹ numbers")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: 17 GB, hours if interpreted")
 def test_gradients_beyond_32_bits() -> None:
     """The last rows of a batch whose factors have more than 2³¹ numbers are as those of a batch of their own."""
     batch, n, hidden, steps = 260, 65_536, 128, 4

@@ -1,4 +1,4 @@
-"""Work that does not depend on each other's, at once."""
+"""Pieces of work that do not depend on each other, at the same time."""
 
 from __future__ import annotations
 

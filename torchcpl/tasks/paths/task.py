@@ -120,7 +120,7 @@ class PathsModel(nn.Module):
         cells = torch.arange(GRID * GRID)
         corners = torch.stack([cells % GRID, cells // GRID], -1).float() * CELL
         self.register_buffer("corners", corners, persistent=False)  # (N, 2) px
-        self.register_buffer("every", torch.ones(GRID * GRID, dtype=torch.bool), persistent=False)
+        self.register_buffer("every", torch.ones(GRID * GRID, dtype=torch.bool), persistent=False)  # no cell is padding
         self.method = build_method(config)
         self.matched = config.method == "hungarian"
         self.selection_weight = config.selection_weight
