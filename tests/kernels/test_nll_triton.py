@@ -547,12 +547,12 @@ def test_the_check_leaves_a_checkpoint_alone(device: torch.device, unchecked: di
 @pytest.mark.parametrize(
     ("batch", "count", "steps", "n", "hidden", "dtype", "expected"),
     [
-        (256, 1, 32, 1024, 128, torch.float32, (32, 64, 128, 32, 256, 1, False, False, 8, 2)),
+        (256, 1, 32, 1024, 128, torch.float32, (32, 64, 128, 32, 256, 1, False, False, 4, 3)),
         (256, 10, 10, 160, 256, torch.bfloat16, (16, 64, 256, 256, 2560, 1, False, False, 8, 2)),
         (256, 1, 32, 1024, 128, torch.bfloat16, (32, 64, 128, 128, 256, 1, True, True, 4, 3)),
         (8, 1, 64, 65_536, 128, torch.bfloat16, (64, 64, 128, 128, 8, 33, True, False, 8, 2)),
-        (8, 1, 64, 65_536, 128, torch.float32, (32, 64, 128, 32, 16, 17, False, False, 8, 2)),
-        (1, 1, 0, 1, 1, torch.float32, (16, 64, 16, 16, 1, 1, False, False, 8, 2)),
+        (8, 1, 64, 65_536, 128, torch.float32, (32, 64, 128, 32, 16, 16, False, False, 4, 3)),
+        (1, 1, 0, 1, 1, torch.float32, (16, 64, 16, 16, 1, 1, False, False, 4, 3)),
     ],
 )
 def test_the_tiles_for_a_size(

@@ -21,10 +21,11 @@ BLOCK = 1024  # ranks written at a time
 
 
 def prefixes_like(values: Tensor, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Room for contexts (B, P·(T+1), h) in ``dtype`` and ranks (B, P, N), int32."""
+    """Room for contexts (B, P·(T+1), h) in ``dtype``, float32 in three parts, and ranks (B, P, N), int32."""
     batch, candidates, hidden = values.shape
     count, steps = (1, *order.shape[1:])[-2:]
-    query = values.new_empty(batch, count * (steps + 1), hidden, dtype=dtype)
+    width, kept = (3 * hidden, torch.bfloat16) if dtype == torch.float32 else (hidden, dtype)
+    query = values.new_empty(batch, count * (steps + 1), width, dtype=kept)
     return query, values.new_empty(batch, count, candidates, dtype=torch.int32)
 
 
@@ -34,7 +35,8 @@ def prefixes(values: Tensor, order: Tensor, query: Tensor, rank: Tensor) -> None
     count, steps = (1, *order.shape[1:])[-2:]
     grid = (batch * count, -(-hidden // PART))
     sizes = (candidates, count, steps, hidden, hidden**-0.5)
-    _sum[grid](values, *values.stride(), order, query, rank, *sizes, STEPS=STEPS, PART=PART, BLOCK=BLOCK)
+    options = {"PARTS": query.shape[2] // hidden, "STEPS": STEPS, "PART": PART, "BLOCK": BLOCK}
+    _sum[grid](values, *values.stride(), order, query, rank, *sizes, **options)
 
 
 def prefixes_backward(grad: Tensor, order: Tensor, candidates: int, dtype: torch.dtype) -> Tensor:
@@ -46,6 +48,32 @@ def prefixes_backward(grad: Tensor, order: Tensor, candidates: int, dtype: torch
     if steps:
         _sum_backward[(batch, -(-hidden // PART))](grad, order, result, *sizes, STEPS=STEPS, PART=PART)
     return result
+
+
+def contexts_of(query: Tensor, hidden: int) -> Tensor:
+    """(B, M, h) what ``query`` holds, whole."""
+    return query if query.shape[2] == hidden else query.unflatten(2, (3, hidden)).float().sum(2)
+
+
+@triton.jit
+def parts_of(x):
+    """Three bfloat16 that add up to x, all of float32's digits."""
+    high = x.to(tl.bfloat16)
+    rest = x - high.to(tl.float32)
+    rest = tl.where(tl.abs(rest) < float("inf"), rest, 0.0)  # infinity has no rest
+    mid = rest.to(tl.bfloat16)
+    return high, mid, (rest - mid.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def store_context(query, sums, mask, H, PARTS: tl.constexpr):
+    if PARTS == 1:
+        tl.store(query, sums, mask=mask)
+    else:
+        high, mid, low = parts_of(sums)
+        tl.store(query, high, mask=mask)
+        tl.store(query + H, mid, mask=mask)
+        tl.store(query + 2 * H, low, mask=mask)
 
 
 @triton.jit
@@ -62,17 +90,18 @@ def write_ranks(order, rank, N, T, STEPS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def write_contexts(values, values_n, values_h, order, query, h, T, H, scale, STEPS: tl.constexpr):
+def write_contexts(values, values_n, values_h, order, query, h, T, H, scale, PARTS: tl.constexpr, STEPS: tl.constexpr):
     """The hidden dimensions ``h`` of the contexts of one sequence."""
     before = tl.zeros(h.shape, tl.float32)
-    tl.store(query + h, before, mask=h < H)
+    store_context(query + h, before, h < H, H, PARTS)
     for start in range(0, T, STEPS):
         u = start + tl.arange(0, STEPS)
         pick = tl.load(order + u, mask=u < T, other=-1)
         there = (pick >= 0)[:, None] & (h < H)[None, :]
         steps = tl.load(values + pick[:, None] * values_n + h[None, :] * values_h, mask=there, other=0.0).to(tl.float32)
         sums = (tl.cumsum(steps, 0) + before[None, :]) * scale
-        tl.store(query + (u[:, None] + 1) * H + h[None, :], sums, mask=(u < T)[:, None] & (h < H)[None, :])
+        there = (u < T)[:, None] & (h < H)[None, :]
+        store_context(query + (u[:, None] + 1) * (PARTS * H) + h[None, :], sums, there, H, PARTS)
         before += tl.sum(steps, 0)
 
 
@@ -80,7 +109,7 @@ def write_contexts(values, values_n, values_h, order, query, h, T, H, scale, STE
 @triton.jit
 def _sum(
     values, values_b, values_n, values_h, order, query, rank, N, P, T, H, scale,
-    STEPS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, STEPS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
 ):
     # fmt: on
     row = tl.program_id(0).to(tl.int64)  # sequence p of row b
@@ -89,7 +118,8 @@ def _sum(
     if tl.program_id(1) == 0:
         write_ranks(order, rank + row * N, N, T, STEPS, BLOCK)
     values += (row // P) * values_b
-    write_contexts(values, values_n, values_h, order, query + row * (T + 1) * H, h, T, H, scale, STEPS)
+    query += row * (T + 1) * (PARTS * H)
+    write_contexts(values, values_n, values_h, order, query, h, T, H, scale, PARTS, STEPS)
 
 
 # fmt: off

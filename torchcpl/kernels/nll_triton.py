@@ -16,20 +16,15 @@ import torch
 import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from triton.backends.nvidia.compiler import CUDAOptions
 
 from torchcpl.constraints import Rules
 from torchcpl.interactions import LowRank
 from torchcpl.interactions.base import without_autocast
-from torchcpl.kernels.contexts_triton import prefixes, prefixes_backward, prefixes_like
+from torchcpl.kernels.contexts_triton import contexts_of, prefixes, prefixes_backward, prefixes_like
 from torchcpl.kernels.scores_backward_triton import backward_contexts, backward_keys
 from torchcpl.kernels.scores_triton import combine, forward
 from torchcpl.potentials import Potentials
 
-# Products that keep float32's digits on tensor cores, which cut off their sums at every step. Six of bfloat16 parts are
-# as many instructions as three of tf32 parts, but half as many steps: half the bias, to which the stop's gradient, a
-# sum over all contexts, owes most of its error.
-SINGLE = "bf16x6" if "bf16x6" in CUDAOptions.allowed_dot_input_precisions else "tf32x3"
 PROGRAMS = 264  # enough to fill a GPU: two for each of 132 multiprocessors
 
 
@@ -76,18 +71,18 @@ def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtyp
     tall = min(max(16, triton.next_power_of_2(steps)), 32 if single or deep > 128 else 64)
     wide = 64  # as many candidates as Hopper's matrix instruction has rows
     number = batch * count * max(1, -(-steps // tall))
-    split = 1 if number >= PROGRAMS // 2 else min(-(-PROGRAMS // number), -(-candidates // (4 * wide)))
-    # The four warps of one matrix instruction, and all of a row in one program, where their registers suffice. With
-    # float32 they do not, nor for both gradients in one walk: they spill, and some launches that did gave wrong
-    # gradients on an H200, although their PTX is right (``nll_check``).
-    group = not single and tall <= 32 and deep <= 128
+    split = 1 if number >= PROGRAMS // 2 else min(PROGRAMS // number, -(-candidates // (4 * wide)))
+    # The four warps of one matrix instruction, and all of a row in one program, where their registers suffice. In
+    # float32 they do not: to have both gradients in one walk would spill hundreds of bytes to save a tenth of the time,
+    # and launches that spill have given wrong gradients on an H200, although their PTX was right (``nll_check``).
+    group = single or (tall <= 32 and deep <= 128)
     return Tiles(
         *(tall, wide, deep),
         part=min(deep, 32) if single else deep,
         count=number,
         split=split,
         both=number == batch and not single,
-        alone=group and number == batch and split == 1,
+        alone=group and not single and number == batch and split == 1,
         warps=4 if group else 8,
         stages=3 if group else 2,
     )
@@ -136,8 +131,10 @@ def scores_of(
         prefixes(values, order, query, rank)
         own = (None,) * 7
         if stop_key is not None:  # one stop for every context then
-            with without_autocast(query):
-                stop = stop.float().unsqueeze(-1) + torch.einsum("bmh,bh->bm", query, stop_key.to(query.dtype))
+            with without_autocast(keys):
+                stop = stop.float().unsqueeze(-1) + torch.einsum(
+                    "bmh,bh->bm", contexts_of(query, keys.shape[2]), stop_key.to(keys.dtype)
+                )
     contexts = query.shape[0] * query.shape[1]
     parts = None if tile.split == 1 else found.new_empty(4, tile.split, contexts)
     rest = (stop, *(*stop.stride(), 0)[:2], order, scale, parts)
@@ -165,7 +162,8 @@ def gradients_of(
         return [d_unary, d_stop, d_keys, d_values, *([] if d_stop_key is None else [d_stop_key])]
     d_stop = found.new_empty(query.shape[:2])
     split = tile.split > 1
-    d_query = found.new_empty(tile.split, *query.shape) if split else torch.empty_like(query)
+    shape = (*query.shape[:2], keys.shape[2])
+    d_query = found.new_empty(tile.split, *shape) if split else keys.new_empty(shape)
     both = (d_keys, d_unary) if tile.both else (None, None)
     own = (None,) * 6
     backward_contexts[(tile.count, tile.split)](*arguments, d_query, d_stop, *both, *own, *sizes, **options)
@@ -173,13 +171,13 @@ def gradients_of(
         grid = (len(keys), -(-keys.shape[1] // tile.candidates))
         backward_keys[grid](*arguments, d_keys, d_unary, *sizes[:-1], **options)
     if split:
-        d_query = d_query.sum(0).to(query.dtype)
+        d_query = d_query.sum(0).to(keys.dtype)
     ending = []
     if stop_key is not None:
-        slope = d_stop.to(query.dtype)
-        with without_autocast(query):
-            d_query.baddbmm_(slope.unsqueeze(2), stop_key.to(query.dtype).unsqueeze(1))
-            ending = [torch.einsum("bm,bmh->bh", slope, query).to(stop_key.dtype)]
+        slope = d_stop.to(keys.dtype)
+        with without_autocast(keys):
+            d_query.baddbmm_(slope.unsqueeze(2), stop_key.to(keys.dtype).unsqueeze(1))
+            ending = [torch.einsum("bm,bmh->bh", slope, contexts_of(query, keys.shape[2])).to(stop_key.dtype)]
     d_values = prefixes_backward(d_query, order, keys.shape[1], values_dtype)
     return [d_unary, d_stop.sum(1).to(stop_dtype), d_keys, d_values, *ending]
 
@@ -208,18 +206,13 @@ def _launch(
         "WIDE": tile.candidates,
         "DEEP": tile.hidden,
         "PART": tile.part,
-        "PRECISION": _precision(keys),
+        "PARTS": query.shape[2] // hidden,
+        "INTERPRETED": not keys.is_cuda,
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
     tensors = (query, keys, *keys.stride(), unary, *unary.stride(), real, *real.stride(), rank, found)
     return tensors, (candidates, count, steps, hidden, ahead, hidden**-0.5), tile, options
-
-
-def _precision(keys: Tensor) -> str:
-    if not keys.is_cuda:
-        return "interpreted"
-    return SINGLE if keys.dtype == torch.float32 else "ieee"
 
 
 def opaque(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:

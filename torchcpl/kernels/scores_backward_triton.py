@@ -13,7 +13,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from torchcpl.kernels.scores_triton import VARYING, coming, load_rows, load_unary, product, score, share_of
+from torchcpl.kernels.contexts_triton import parts_of
+from torchcpl.kernels.scores_triton import (
+    VARYING,
+    coming,
+    exact_product,
+    load_contexts,
+    load_rows,
+    load_unary,
+    product,
+    score,
+    share_of,
+)
 
 
 @triton.jit
@@ -44,6 +55,21 @@ def gradient_of_stop(found, contexts, at, there, d_stop, weight):
 
 
 @triton.jit
+def times_contexts(
+    d_logits, query, t, T, start, H, PARTS: tl.constexpr, WIDTH: tl.constexpr, INTERPRETED: tl.constexpr
+):
+    """∂logits·contexts, of WIDTH hidden dimensions from ``start``."""
+    q = load_contexts(query, t, T, start, H, 0, PARTS, WIDTH)
+    if PARTS == 1:
+        nothing = tl.zeros((d_logits.shape[0], WIDTH), tl.float32)
+        return product(d_logits.to(q.dtype), q, nothing, INTERPRETED)
+    else:
+        mid = load_contexts(query, t, T, start, H, 1, PARTS, WIDTH)
+        low = load_contexts(query, t, T, start, H, 2, PARTS, WIDTH)
+        return exact_product(d_logits, q, mid, low, INTERPRETED)
+
+
+@triton.jit
 def store_rows(pointer, at, there, values, start, H, WIDTH: tl.constexpr):
     h = start + tl.arange(0, WIDTH)
     tl.store(pointer + at[:, None] * H + h[None, :], values, mask=there[:, None] & (h < H)[None, :])
@@ -55,7 +81,8 @@ def backward_contexts(
     query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, found,
     g_picks, g_row, g_stop, d_query, d_stop, d_keys, d_unary,
     d_values, order, stop_key, stop_key_b, stop_key_h, d_stop_key, N, P, T, H, ahead, root,
-    TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):
     # fmt: on
     """∂contexts of a tile over this program's share of the candidates, and the ∂stop of each.
@@ -71,7 +98,7 @@ def backward_contexts(
     b = row // P
     t = tile * TALL + 1 + tl.arange(0, TALL)
     base = row * (T + 1)
-    query += base * H
+    query += base * (PARTS * H)
     rank += row * N
     keys += b * keys_b
     unary += b * unary_b
@@ -95,19 +122,22 @@ def backward_contexts(
         theta, there = load_unary(n, unary, unary_n, real, real_n, N)
         ranks = tl.load(rank + n, mask=n < N, other=-1)
         logits, left = score(
-            query, t, T, keys, keys_n, keys_h, n, theta, there, ranks, N, H, TALL, WIDE, DEEP, PART, PRECISION
+            query, t, T, keys, keys_n, keys_h, n, theta, there, ranks, N, H, TALL, WIDE, DEEP, PART, PARTS, INTERPRETED
         )
         soon = coming(left, ranks[:, None], T, ahead)
         d_logits = gradient(logits, soon, peak[None, :], rest[None, :], d_picks[None, :], weight[None, :])
         k = load_rows(keys, n, keys_n, keys_h, n < N, 0, H, DEEP)
-        d_q = product(tl.trans(k), d_logits.to(k.dtype), d_q, PRECISION)
+        if PARTS == 1:
+            d_q = product(tl.trans(k), d_logits.to(k.dtype), d_q, INTERPRETED)
+        else:
+            high, mid, low = parts_of(d_logits)
+            d_q += exact_product(tl.trans(k), high, mid, low, INTERPRETED)
         if d_keys is not None:
             for part in range(0, DEEP, PART):
-                q = load_rows(query, t, H, 1, t <= T, part, H, PART)
-                nothing = tl.zeros((WIDE, PART), tl.float32)
-                d_k = product(d_logits.to(q.dtype), q, nothing, PRECISION)
+                d_k = times_contexts(d_logits, query, t, T, part, H, PARTS, PART, INTERPRETED)
                 store_rows(d_keys + b * N * H, n, n < N, d_k, part, H, PART)
                 if d_values is not None:
+                    nothing = tl.zeros((WIDE, PART), tl.float32)
                     store_rows(d_values + b * N * H, n, n < N, nothing, part, H, PART)
             logit_0 = tl.where(there, theta, -float("inf"))
             d_theta = gradient(logit_0, coming(ranks, ranks, T, ahead), peak_0, rest_0, d_picks_0, weight_0)
@@ -121,7 +151,10 @@ def backward_contexts(
         if stop_key is not None:
             key = tl.load(stop_key + b * stop_key_b + h * stop_key_h, mask=h < H, other=0.0).to(tl.float32)
             d_q += key[:, None] * ending[None, :]
-            q = load_rows(query, t, H, 1, t <= T, 0, H, DEEP).to(tl.float32)
+            q = load_contexts(query, t, T, 0, H, 0, PARTS, DEEP).to(tl.float32)
+            if PARTS == 3:
+                q += load_contexts(query, t, T, 0, H, 1, PARTS, DEEP).to(tl.float32)
+                q += load_contexts(query, t, T, 0, H, 2, PARTS, DEEP).to(tl.float32)
             tl.store(d_stop_key + b * H + h, tl.sum(q * ending[:, None], 0), mask=h < H)
         # The pick that led to a context is in every later one: its gradient is the sum of theirs.
         pick = tl.load(order + row * T + t - 1, mask=t <= T, other=-1)
@@ -136,7 +169,8 @@ def backward_contexts(
 def backward_keys(
     query, keys, keys_b, keys_n, keys_h, unary, unary_b, unary_n, real, real_b, real_n, rank, found,
     g_picks, g_row, g_stop, d_keys, d_unary, N, P, T, H, ahead,
-    TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):
     # fmt: on
     """∂keys and ∂unary of a tile of candidates, over all contexts of their row."""
@@ -157,15 +191,14 @@ def backward_keys(
         base = row * (T + 1)
         t = (tile % tiles) * TALL + 1 + tl.arange(0, TALL)
         ranks = tl.load(rank + row * N + n, mask=n < N, other=-1)
-        here = query + base * H
+        here = query + base * (PARTS * H)
         peak, rest, d_picks, _, weight = load_gradients(found, g_picks, g_row, g_stop, row, contexts, base + t, t <= T)
         logits, left = score(
-            here, t, T, keys, keys_n, keys_h, n, theta, there, ranks, N, H, TALL, WIDE, DEEP, PART, PRECISION
+            here, t, T, keys, keys_n, keys_h, n, theta, there, ranks, N, H, TALL, WIDE, DEEP, PART, PARTS, INTERPRETED
         )
         soon = coming(left, ranks[:, None], T, ahead)
         d_logits = gradient(logits, soon, peak[None, :], rest[None, :], d_picks[None, :], weight[None, :])
-        q = load_rows(here, t, H, 1, t <= T, 0, H, DEEP)
-        d_k = product(d_logits.to(q.dtype), q, d_k, PRECISION)
+        d_k += times_contexts(d_logits, here, t, T, 0, H, PARTS, DEEP, INTERPRETED)
         d_theta += tl.sum(d_logits, 1)
         first = tile % tiles == 0
         peak, rest, d_picks, _, weight = load_gradients(found, g_picks, g_row, g_stop, row, contexts, base, first)
