@@ -203,20 +203,21 @@ PLAIN_STEP = 2e-4  # seconds of launches in a step of the plain twin
 
 
 @cache
-def _dense(block: int) -> Plan:
+def _dense(block: int, alone: bool) -> Plan:
+    """With W dense, ``alone`` or beside another matrix, of which a step reads a column too: then more threads pay."""
     if block > LARGEST_BLOCK:
         return Plan("dense", "tiles", 4096)
-    return Plan("dense", "block", block, warps=min(max(block // 256, 1), 16))
+    least = 1 if alone else min(max(block // 32, 1), 8)
+    return Plan("dense", "block", block, warps=min(max(block // 256, least), 16))
 
 
 def plan(pot: Potentials, rules: Rules, width: int = 1) -> Plan | None:
     """The cheapest way to decode ``width`` hypotheses a row; None where that is the plain twin."""
     batch, n = pot.unary.shape
     block = max(16, 1 << (n - 1).bit_length())
-    dense = _dense(block)
-    if isinstance(pot.interaction, Dense | Coverage | Recent):
+    dense = _dense(block, isinstance(pot.interaction, Dense | LowRank))
+    if not isinstance(pot.interaction, LowRank):
         return dense
-    assert isinstance(pot.interaction, LowRank)
     keys = pot.interaction.keys
     hidden, size = keys.shape[2], keys.element_size()
     reads = rules.max_len * n * hidden * size  # bytes of keys that a hypothesis reads, all of them at every step

@@ -242,8 +242,9 @@ def _decode_block(
             pick, keen = _keenest(score, at, N)
             logit = keen
             best = keen
-        # Asked for at once: the column is on its way while the normaliser is summed up.
-        asked = at < tl.where(pick < N, N, 0)
+        # Asked for at once, whether or not the stop will be chosen: on their way while the normaliser is summed up.
+        some = pick < N
+        asked = at < tl.where(some, N, 0)
         column = tl.load(columns + pick.to(tl.int64) * W_i, mask=asked, other=0.0)
         if cover is not None:
             spot = cover + b * cover_b + at.to(tl.int64) * cover_j + pick.to(tl.int64) * cover_i
@@ -252,15 +253,15 @@ def _decode_block(
         if last is not None:
             spot = last + b * last_b + at.to(tl.int64) * last_j + pick.to(tl.int64) * last_i
             latest = tl.load(spot, mask=asked, other=0.0).to(tl.float32)
+        if LIVE:
+            final += tl.load(stop_row + b * stop_row_b + pick * stop_row_n, mask=some, other=0.0).to(tl.float32)
+            if last is not None:
+                spot = last_stop + b * last_stop_b + pick * last_stop_n
+                latest_stop = tl.load(spot, mask=some, other=0.0).to(tl.float32)
         pick, gain = _settle(pick, logit, best, keen, keen_stop, score, 1.0, halt, least, N, MASS)
         going = pick < N
         total += gain
         added = tl.where((at == pick) | (added == -float("inf")), -float("inf"), added + column.to(tl.float32))
-        if LIVE:
-            final += tl.load(stop_row + b * stop_row_b + pick * stop_row_n, mask=going, other=0.0).to(tl.float32)
-            if last is not None:
-                spot = last_stop + b * last_stop_b + pick * last_stop_n
-                latest_stop = tl.load(spot, mask=going, other=0.0).to(tl.float32)
         tl.store(indices + row.to(tl.int64) * max_len + count, pick.to(tl.int64), mask=going)
         end = tl.where(going, end, count)
         count += going.to(tl.int32)
