@@ -224,34 +224,6 @@ def test_precise_parts_stay_in_float32(kind: str, dtype: torch.dtype, call: str)
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-class Watched(nn.Linear):
-    """Keeps how products of float32 are computed where it is."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = x.dtype, torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
-        return super().forward(x)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_exact_layers_do_without_tf32(dtype: torch.dtype) -> None:
-    net = nn.Sequential(Watched(8, 8), Watched(8, 8), Watched(8, 8)).eval().to(DEVICE)
-    for layer in net[:2]:
-        layer.precise = True
-    net[0].exact = True
-    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    torch.backends.cudnn.allow_tf32 = True
-    try:
-        run = cpl.compile_for_inference(net, torch.randn(2, 8, device=DEVICE), dtype=dtype)
-        run(torch.randn(2, 8, device=DEVICE))
-        assert torch.backends.cudnn.allow_tf32
-    finally:
-        torch.backends.cudnn.allow_tf32 = before[0]
-    rough = "high" if DEVICE.type == "cuda" and dtype == torch.bfloat16 else before[1]
-    rest = (torch.float32, True, rough)
-    assert [layer.seen for layer in run.model] == [(torch.float32, False, "highest"), rest, rest]
-    assert torch.get_float32_matmul_precision() == before[1]
-
-
 class Paired(nn.Sequential):
     paired = True
 

@@ -45,8 +45,7 @@ def compile_for_inference(
     where scores are made. Parts of the module can therefore ask for more digits, unless ``precise=False``:
 
     - ``part.precise = True``, as every ``CPLHead`` says: its layers stay in float32; beside bfloat16, products on CUDA
-      in TF32, which has eleven binary digits to bfloat16's eight. With ``part.exact = True`` too, not in TF32: for
-      a layer whose inputs take few values, as an image's colours do, so that their rounding does not average out.
+      in TF32, which has eleven binary digits to bfloat16's eight.
     - ``part.paired = True``, for bfloat16: its layers stay in float32 too, but linear ones compute with pairs of
       bfloat16, sixteen digits for three times the work. Nothing is in TF32 then.
 
@@ -179,7 +178,6 @@ def _halved(model: Callable[[Any], Any], dtype: torch.dtype, precise: bool, kind
         return partial(_halved(model.func, dtype, precise, kind), *model.args, **model.keywords)
     twin = deepcopy(module)
     kept = _inside(twin, "precise") if precise else set()
-    exact = _inside(twin, "exact")
     paired = _inside(twin, "paired") - kept if precise and dtype == torch.bfloat16 else set()
     untouched = {weight for layer in kept | paired for weight in layer.parameters(recurse=False)}
     for layer in twin.modules():
@@ -188,13 +186,13 @@ def _halved(model: Callable[[Any], Any], dtype: torch.dtype, precise: bool, kind
                 high, low, _ = pairs(layer.weight.detach()).chunk(3, -1)
                 layer.register_buffer("pairs", torch.cat([high, high, low], -1), persistent=False)  # (out, 3·in)
                 layer.forward = partial(_paired_linear, layer)  # type: ignore[method-assign]
-            layer.forward = partial(_in_float32, kind, layer in exact, layer.forward)
+            layer.forward = partial(_in_float32, kind, layer.forward)
         elif isinstance(layer, HALVED) and untouched.isdisjoint(layer.parameters()):
             layer.to(dtype)
     if module is model:
         return twin
     call = getattr(twin, model.__name__)
-    return partial(_in_float32, kind, twin in exact, call) if twin in kept | paired else call
+    return partial(_in_float32, kind, call) if twin in kept | paired else call
 
 
 def _inside(module: nn.Module, mark: str) -> set[nn.Module]:
@@ -203,9 +201,9 @@ def _inside(module: nn.Module, mark: str) -> set[nn.Module]:
     return {layer for part in marked for layer in part.modules()}
 
 
-def _in_float32(kind: str, exact: bool, forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def _in_float32(kind: str, forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
     given, named = each_tensor((given, named), lambda t: t.float() if t.dtype in (torch.bfloat16, torch.float16) else t)
-    with torch.autocast(kind, enabled=False), _float32_products("highest" if exact else None):
+    with torch.autocast(kind, enabled=False):
         return forward(*given, **named)
 
 
@@ -225,21 +223,19 @@ def _paired_linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
 @contextmanager
 def _float32_products(precision: str | None) -> Iterator[None]:
-    """Inside, products of float32 are as precise as that, with "highest" convolutions too; None, or where torch's other
-    way to say it is in use: as they were."""
+    """Inside, products of float32 are as precise as that; None, or where torch's other way to say it is in use: as
+    they were."""
     before = None
     with suppress(RuntimeError):
-        before = None if precision is None else (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+        before = None if precision is None else torch.get_float32_matmul_precision()
     if before is None or precision is None:
         yield
         return
     torch.set_float32_matmul_precision(precision)
-    torch.backends.cudnn.allow_tf32 = before[1] and precision != "highest"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+        torch.set_float32_matmul_precision(before)
 
 
 def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

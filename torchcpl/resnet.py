@@ -87,7 +87,6 @@ class ResNet18(nn.Module):
             raise ValueError(f"cut: expected a stage from 1 to 4, got {cut!r}")
         self.cut, self.channels, self.stride = cut, 32 * 2**cut, 2 ** (cut + 1)
         self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
-        self.conv1.exact = True  # type: ignore[assignment]  # drawn images have few colours
         self.bn1 = BatchNorm(64)
         inputs = 64
         for stage in range(1, cut + 1):

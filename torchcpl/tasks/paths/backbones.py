@@ -26,7 +26,6 @@ class Patches(nn.Module):
         super().__init__()
         self.channels = channels
         self.embed = nn.Conv2d(3, channels, CELL, stride=CELL)
-        self.embed.exact = True  # type: ignore[assignment]  # as there
         self.norms = nn.ModuleList(BatchNorm(channels) for _ in range(blocks))
         self.convs = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=2**i, dilation=2**i) for i in range(blocks))
 
