@@ -255,7 +255,7 @@ def test_logits_of_minus_infinity(device: torch.device) -> None:
 @pytest.mark.parametrize("count", [1, 2], ids=["one sequence", "two"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_strides_and_offsets(dtype: torch.dtype, count: int, device: torch.device) -> None:
-    """Of one sequence a row, in bfloat16, the programs make the contexts themselves."""
+    """Of one sequence a row, the programs make the contexts themselves."""
     batch, n, hidden, steps = 2, 37, 20, 4
 
     def some(*shape: int) -> Tensor:
@@ -268,7 +268,7 @@ def test_strides_and_offsets(dtype: torch.dtype, count: int, device: torch.devic
     stop_key = some(hidden, batch).T
     mask = (torch.rand(n, device=device) > 0.2).expand(batch, n)
     order = sequences(mask, count, 2 * steps)[..., ::2]
-    assert tiles(batch, count, steps, n, hidden, dtype).alone == (count == 1 and dtype == torch.bfloat16)
+    assert tiles(batch, count, steps, n, hidden, dtype).alone == (count == 1)
     assert not any(x.is_contiguous() for x in (unary, stop, keys, values, stop_key, mask, order))
     check((unary, stop, keys, values, stop_key), mask, order)
 
@@ -547,12 +547,12 @@ def test_the_check_leaves_a_checkpoint_alone(device: torch.device, unchecked: di
 @pytest.mark.parametrize(
     ("batch", "count", "steps", "n", "hidden", "dtype", "expected"),
     [
-        (256, 1, 32, 1024, 128, torch.float32, (32, 64, 128, 32, 256, 1, False, False, 4, 3)),
+        (256, 1, 32, 1024, 128, torch.float32, (32, 64, 128, 32, 256, 1, True, True, 4, 3)),
         (256, 10, 10, 160, 256, torch.bfloat16, (16, 64, 256, 256, 2560, 1, False, False, 8, 2)),
         (256, 1, 32, 1024, 128, torch.bfloat16, (32, 64, 128, 128, 256, 1, True, True, 4, 3)),
         (8, 1, 64, 65_536, 128, torch.bfloat16, (64, 64, 128, 128, 8, 33, True, False, 8, 2)),
         (8, 1, 64, 65_536, 128, torch.float32, (32, 64, 128, 32, 16, 16, False, False, 4, 3)),
-        (1, 1, 0, 1, 1, torch.float32, (16, 64, 16, 16, 1, 1, False, False, 4, 3)),
+        (1, 1, 0, 1, 1, torch.float32, (16, 64, 16, 16, 1, 1, True, True, 4, 3)),
     ],
 )
 def test_the_tiles_for_a_size(

@@ -72,17 +72,18 @@ def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtyp
     wide = 64  # as many candidates as Hopper's matrix instruction has rows
     number = batch * count * max(1, -(-steps // tall))
     split = 1 if number >= PROGRAMS // 2 else min(PROGRAMS // number, -(-candidates // (4 * wide)))
-    # The four warps of one matrix instruction, and all of a row in one program, where their registers suffice. In
-    # float32 they do not: to have both gradients in one walk would spill hundreds of bytes to save a tenth of the time,
-    # and launches that spill have given wrong gradients on an H200, although their PTX was right (``nll_check``).
-    group = single or (tall <= 32 and deep <= 128)
+    # Few launches, where registers suffice or nearly do: what spills is slow, and has given wrong gradients on an H200
+    # although its PTX was right (``nll_check``).
+    small = tall <= 32 and deep <= 128
+    both = number == batch and (small or not single)
+    group = small or single  # the four warps of one matrix instruction
     return Tiles(
         *(tall, wide, deep),
         part=min(deep, 32) if single else deep,
         count=number,
         split=split,
-        both=number == batch and not single,
-        alone=group and not single and number == batch and split == 1,
+        both=both,
+        alone=both and small and split == 1,
         warps=4 if group else 8,
         stages=3 if group else 2,
     )
