@@ -107,11 +107,34 @@ def sequence_nll(pot: Potentials, order: Tensor, rules: Rules, reduction: str) -
 
 def pairs(x: Tensor) -> Tensor:
     """``functional.pairs`` by whichever twin applies."""
-    if _mode == "plain" or (_mode == "auto" and not x.is_cuda) or _no_device(x) or torch.compiler.is_compiling():
+    if not _applies(x):
         return functional.pairs(x)
     from torchcpl.kernels import pairs_triton
 
     return pairs_triton.pairs(x)
+
+
+def batch_norm(
+    x: Tensor, moments: tuple[Any, ...], eps: float, add: Tensor | None, relu: bool, pool: bool
+) -> Tensor | None:
+    """Of images ``x``, channels last, with what comes after it, in one pass; None where torch's own is to run."""
+    if not _applies(x) or x.dim() != 4 or x.numel() == 0 or x.dtype not in SINGLES:
+        return None
+    for image in (x,) if add is None else (x, add):
+        alike = (image.shape, image.dtype) == (x.shape, x.dtype)
+        if not alike or not image.is_contiguous(memory_format=torch.channels_last):
+            return None
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *moments, add)):
+        return None
+    from torchcpl.kernels import norm_triton
+
+    return norm_triton.batch_norm(x, moments, eps, add, relu, pool)
+
+
+def _applies(x: Tensor) -> bool:
+    """Whether a kernel for tensors such as this one is to run; none where it cannot, even if told to."""
+    wanted = _mode == "triton" or (_mode == "auto" and x.is_cuda)
+    return wanted and not _no_device(x) and not torch.compiler.is_compiling()
 
 
 def _runs(kernel: str, pot: Potentials, obstacle: Callable[[], str | None]) -> bool:

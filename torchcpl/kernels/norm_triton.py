@@ -1,0 +1,61 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""Batch normalisation with known moments and what comes after it, in one pass: the twin of ``resnet.BatchNorm``."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import PropagateNan
+
+BLOCK = 1024
+EVERY: tl.constexpr = tl.constexpr(PropagateNan.ALL)
+
+
+def batch_norm(
+    x: Tensor, moments: tuple[Tensor, ...], eps: float, add: Tensor | None, relu: bool, pool: bool
+) -> Tensor:
+    """``x`` (B, C, H, W), channels last, by ``moments``: weight, bias, mean and variance, (C,) each."""
+    batch, channels, height, width = x.shape
+    shape = (batch, channels, (height + 1) // 2, (width + 1) // 2) if pool else x.shape
+    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    grid = (-(-out.numel() // BLOCK),)
+    options = {"C": channels, "RELU": relu, "POOL": pool, "BLOCK": BLOCK}
+    with torch.cuda.device_of(x):
+        _batch_norm[grid](x, *moments, add, out, eps, height, width, *shape[2:], out.numel(), **options)
+    return out
+
+
+# fmt: off
+@triton.jit
+def _batch_norm(
+    x, weight, bias, mean, variance, add, out, eps, height, width, rows, columns, count,
+    C: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr,
+):
+    # fmt: on
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    real = at < count
+    c = (at % C).to(tl.int32)
+    w = tl.load(weight + c).to(tl.float32)
+    shift = tl.load(bias + c).to(tl.float32)
+    centre = tl.load(mean + c).to(tl.float32)
+    spread = tl.rsqrt(tl.load(variance + c).to(tl.float32) + eps)
+    if POOL:  # the largest of 3×3, two steps apart; zero stands in for what lies outside, as no other is less
+        pixel = at // C
+        row, column = (pixel // columns) % rows * 2 - 1, pixel % columns * 2 - 1
+        image = pixel // (columns * rows) * height
+        y = tl.zeros((BLOCK,), tl.float32)
+        for i in tl.static_range(3):
+            for j in tl.static_range(3):
+                there = real & (row + i >= 0) & (row + i < height) & (column + j >= 0) & (column + j < width)
+                near = tl.load(x + ((image + row + i) * width + column + j) * C + c, there, 0.0).to(tl.float32)
+                near = tl.where(there, w * (near - centre) * spread + shift, 0.0)
+                y = tl.maximum(y, near, propagate_nan=EVERY)
+    else:
+        y = w * (tl.load(x + at, real, 0.0).to(tl.float32) - centre) * spread + shift
+        if add is not None:
+            y += tl.load(add + at, real, 0.0).to(tl.float32)
+        if RELU:
+            y = tl.where(y < 0, 0.0, y)  # NaN stays
+    tl.store(out + at, y, real)
