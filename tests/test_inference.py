@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torchcpl as cpl
 from torchcpl import checks, constraints
 from torchcpl.decoding import rollout
+from torchcpl.inference import copied, leaves
 from torchcpl.kernels import use
 from torchcpl.kernels.streams import side_by_side
 from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel
@@ -222,6 +223,24 @@ def test_precise_parts_stay_in_float32(kind: str, dtype: torch.dtype, call: str)
     assert found.log_prob.dtype == torch.float32
     assert not found.log_prob.equal(everything.log_prob)
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_copies_of_a_result() -> None:
+    """Of every type, empty and expanded ones too; other values are kept."""
+    given = {
+        "long": torch.arange(6).view(2, 3).T,
+        "float": [torch.randn(4), torch.randn(()), torch.zeros(0, 2), torch.ones(1).expand(5)],
+        "more": (torch.tensor([True]), "words", None, 3),
+    }
+    found = copied(given)
+    assert found["more"][1:] == ("words", None, 3)
+    before, after = (list(leaves(value)) for value in (given, found))
+    for (place, x), (same_place, y) in zip(before, after, strict=True):
+        assert place == same_place
+        if isinstance(x, Tensor):
+            assert y.equal(x)
+            assert y.dtype == x.dtype
+            assert y.numel() == 0 or y.data_ptr() != x.data_ptr()
 
 
 class Paired(nn.Sequential):

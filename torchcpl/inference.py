@@ -105,7 +105,7 @@ class Compiled:
         if self.captured is None:
             return self._run(given)
         result = self.captured(found)
-        return each_tensor(result, torch.clone) if self.copy else result
+        return copied(result) if self.copy else result
 
     def _tensors(self) -> list[Tensor]:
         return [leaf for leaf in self.leaves.values() if isinstance(leaf, Tensor)]
@@ -236,6 +236,18 @@ def _float32_products(precision: str | None) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def copied(value: Any) -> Any:
+    """``value`` with copies of its tensors, those of a type by one kernel: they are small, and often many."""
+    found: list[Tensor] = []
+    each_tensor(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    copies = [torch.empty_like(tensor) for tensor in found]
+    for dtype in {tensor.dtype for tensor in found}:
+        alike = [i for i, tensor in enumerate(found) if tensor.dtype == dtype]
+        torch._foreach_copy_([copies[i] for i in alike], [found[i] for i in alike])
+    ready = iter(copies)
+    return each_tensor(value, lambda _: next(ready))
 
 
 def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -83,8 +83,7 @@ def decode(
     grid = (batch * width,)
     with torch.cuda.device_of(unary):
         if way.path == "block":
-            more = (*_strided(cover, 3), *_strided(last, 3), *_strided(last_stop, 2))
-            _decode_block[grid](*arguments, *dense, *more, **options, num_warps=way.warps)
+            _decode_block[grid](*arguments, *dense, cover, last, last_stop, **options, num_warps=way.warps)
         else:
             hidden = 0 if keys is None else keys.shape[2]
             factors = (*_strided(keys, 3), *_strided(values, 3), *_strided(stop_key, 2))
@@ -205,11 +204,11 @@ def _finish(indices, lengths, log_prob, row, count, total, max_len, BLOCK: tl.co
 def _decode_block(
     unary, unary_b, unary_n, real, real_b, real_n, stop, stop_b, seed, indices, lengths, log_prob,
     N, width, min_len, max_len, sharpness, least,
-    W, W_b, W_j, W_i, stop_row, stop_row_b, stop_row_n, cover, cover_b, cover_j, cover_i,
-    last, last_b, last_j, last_i, last_stop, last_stop_b, last_stop_n,
+    W, W_b, W_j, W_i, stop_row, stop_row_b, stop_row_n, cover, last, last_stop,
     BLOCK: tl.constexpr, DRAW: tl.constexpr, MASS: tl.constexpr, LIVE: tl.constexpr,
 ):
     # fmt: on
+    """``cover``, ``last`` and ``last_stop`` lie as ``_product_of`` lays them out, pick after pick."""
     row = tl.program_id(0)
     b = (row // width).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -247,17 +246,14 @@ def _decode_block(
         asked = at < tl.where(some, N, 0)
         column = tl.load(columns + pick.to(tl.int64) * W_i, mask=asked, other=0.0)
         if cover is not None:
-            spot = cover + b * cover_b + at.to(tl.int64) * cover_j + pick.to(tl.int64) * cover_i
-            more = tl.load(spot, mask=asked, other=-float("inf")).to(tl.float32)
+            more = tl.load(cover + (b * N + pick) * N + at, mask=asked, other=-float("inf")).to(tl.float32)
             covered += tl.exp(tl.minimum(more, MOST_COVERED))
         if last is not None:
-            spot = last + b * last_b + at.to(tl.int64) * last_j + pick.to(tl.int64) * last_i
-            latest = tl.load(spot, mask=asked, other=0.0).to(tl.float32)
+            latest = tl.load(last + (b * N + pick) * N + at, mask=asked, other=0.0).to(tl.float32)
         if LIVE:
             final += tl.load(stop_row + b * stop_row_b + pick * stop_row_n, mask=some, other=0.0).to(tl.float32)
             if last is not None:
-                spot = last_stop + b * last_stop_b + pick * last_stop_n
-                latest_stop = tl.load(spot, mask=some, other=0.0).to(tl.float32)
+                latest_stop = tl.load(last_stop + b * N + pick, mask=some, other=0.0).to(tl.float32)
         pick, gain = _settle(pick, logit, best, keen, keen_stop, score, 1.0, halt, least, N, MASS)
         going = pick < N
         total += gain

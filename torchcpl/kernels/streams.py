@@ -13,19 +13,19 @@ from torchcpl.checks import capturing
 def side_by_side(*works: Callable[[], Any]) -> list[Any]:
     """The results. While a CUDA graph is captured they are branches of it, which the device may run at once.
 
-    One after the other where gradients are wanted, whose pass backwards would have to wait for the branches too.
+    The first of them is started first: let it be the longest. One after the other where gradients are wanted, whose
+    pass backwards would have to wait for the branches too.
     """
     if not capturing() or torch.is_grad_enabled():
         return [work() for work in works]
     main = torch.cuda.current_stream()
-    results, sides = [], []
-    for work in works[1:]:
-        side = torch.cuda.Stream()
+    sides = [torch.cuda.Stream() for _ in works[1:]]
+    for side in sides:
         side.wait_stream(main)
+    results = [works[0]()]
+    for side, work in zip(sides, works[1:], strict=True):
         with torch.cuda.stream(side):
             results.append(work())
-        sides.append(side)
-    results.insert(0, works[0]())
     for side in sides:
         main.wait_stream(side)
     return results
