@@ -116,6 +116,9 @@ class PathsModel(nn.Module):
         self.project = nn.Identity() if channels == config.dim else nn.Linear(channels, config.dim)
         self.register_buffer("places", position_code(GRID, config.dim), persistent=False)
         self.encoder = Encoder(config.dim, config.layers, config.heads, config.ffn, config.dropout, norm_first=False)
+        for layer in self.encoder.layers:
+            # Predictions in bfloat16: for 2% more time, 2 of 1,200 paths change instead of 12.
+            layer.ffn.precise = True  # type: ignore[union-attr]
         self.offset = mlp(config.dim, config.score_hidden, 2, "gelu", 0.0)
         cells = torch.arange(GRID * GRID)
         corners = torch.stack([cells % GRID, cells // GRID], -1).float() * CELL
