@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -34,5 +35,12 @@ class Method(nn.Module, ABC):
         """
 
     @abstractmethod
+    def judge(self, features: Tensor, mask: Tensor) -> Any:
+        """All of a prediction that is parallel: potentials, or a score for each candidate."""
+
+    @abstractmethod
+    def pick(self, judged: Any, max_len: int, knob: float | None = None) -> Selection:
+        """What is picked, (B, T), given that; ``knob`` in place of the method's own."""
+
     def select(self, features: Tensor, mask: Tensor, max_len: int, knob: float | None = None) -> Selection:
-        """What is picked, (B, T); ``knob`` in place of the method's own."""
+        return self.pick(self.judge(features, mask), max_len, knob)

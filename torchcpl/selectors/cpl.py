@@ -49,15 +49,16 @@ class CPL(Method):
         pot: Potentials = self.head(features, mask)
         return pot
 
+    judge = potentials
+
     def loss(self, features: Tensor, mask: Tensor, target: Tensor) -> Tensor:
         pot = self.potentials(features, mask)
         if self.ordered:
             return ordered_nll(pot, target, per_step=True)
         return subset_nll(pot, target, self.permutations, self.early_stop_weight, self.stop_weight)
 
-    def select(self, features: Tensor, mask: Tensor, max_len: int, knob: float | None = None) -> Selection:
-        pot = self.potentials(features, mask)
+    def pick(self, judged: Potentials, max_len: int, knob: float | None = None) -> Selection:
         knob = self.knob if knob is None else knob
         if self.stop_rule == "argmax":
-            return greedy(pot, max_len, min_len=self.min_len, stop_bias=knob)
-        return greedy(pot, max_len, min_len=self.min_len, stop_threshold=knob)
+            return greedy(judged, max_len, min_len=self.min_len, stop_bias=knob)
+        return greedy(judged, max_len, min_len=self.min_len, stop_threshold=knob)

@@ -47,11 +47,13 @@ class Threshold(Method):
         each = F.binary_cross_entropy_with_logits(logits.float(), positive.float(), pos_weight=weight, reduction="none")
         return each.masked_fill(~mask, 0)
 
-    def select(self, features: Tensor, mask: Tensor, max_len: int, knob: float | None = None) -> Selection:
+    def judge(self, features: Tensor, mask: Tensor) -> Tensor:
+        return self.logits(features, mask).float().masked_fill(~mask, -torch.inf)  # (B, N)
+
+    def pick(self, judged: Tensor, max_len: int, knob: float | None = None) -> Selection:
         """All candidates above the threshold, best first. ``max_len`` does not bound a parallel method."""
-        logits = self.logits(features, mask).float().masked_fill(~mask, -torch.inf)  # (B, N)
-        ranked, order = logits.sort(dim=-1, descending=True, stable=True)
+        ranked, order = judged.sort(dim=-1, descending=True, stable=True)
         kept = ranked.sigmoid() > (self.knob if knob is None else knob)
         log_odds = torch.where(kept, F.logsigmoid(ranked), F.logsigmoid(-ranked))
         log_prob = log_odds.where(ranked > -torch.inf, 0.0).sum(-1)
-        return Selection(order.masked_fill(~kept, -1), kept.sum(-1), log_prob, logits.shape[1])
+        return Selection(order.masked_fill(~kept, -1), kept.sum(-1), log_prob, judged.shape[1])

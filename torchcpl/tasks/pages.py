@@ -48,7 +48,7 @@ def steps_of(method: Method, encoded: Tensor, mask: Tensor, max_len: int, knob: 
         raise ValueError(f"model: expected one that selects step by step, got {type(method).__name__}")
     knob = method.knob if knob is None else knob
     pot = method.potentials(encoded, mask)
-    selection = method.select(encoded, mask, max_len, knob)
+    selection = method.pick(pot, max_len, knob)
     picks = selection.tolist()[0]
     order = selection.indices[:, : len(picks)]
     bias = knob if method.stop_rule == "argmax" else 0.0

@@ -156,9 +156,10 @@ class PathsModel(nn.Module):
 
     def decode(self, features: Tensor, images: Tensor, knob: float | None = None) -> Prediction:
         """The path that the method selects, given the encoded cells of the images."""
+        judged = self.method.judge(features, self._all(features))
         selection, points = side_by_side(
-            lambda: self.method.select(features, self._all(features), self.max_len, knob),
-            lambda: self.points(features),
+            lambda: self.method.pick(judged, self.max_len, knob),
+            lambda: self.points(features),  # now, when a GPU has little else to do
         )
         return Prediction(selection, _gather(points, selection.indices))
 
