@@ -48,7 +48,7 @@ class BatchNorm(nn.BatchNorm2d):
     """
 
     def forward(self, x: Tensor, add: Tensor | None = None, *, relu: bool = False, pool: bool = False) -> Tensor:
-        if self.training:
+        if self.training or x.numel() == 0:
             y = super().forward(x)
         else:
             moments = self.weight, self.bias, self.running_mean, self.running_var
