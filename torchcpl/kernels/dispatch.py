@@ -165,12 +165,12 @@ def _wrong_dtype(pot: Potentials, *parts: Any) -> str | None:
 def decode_obstacle(pot: Potentials, rules: Rules) -> str | None:
     """Why the decoding kernel cannot run; None when it can."""
     interaction = pot.interaction
-    if not isinstance(interaction, Dense | LowRank | Coverage | Recent):
-        return f"a {type(interaction).__name__} interaction"
-    if isinstance(interaction, Coverage | Recent):
+    if not isinstance(interaction, Dense | LowRank):
+        kind = type(interaction).__name__
+        if not isinstance(interaction, Coverage | Recent):
+            return f"a {kind} interaction"
         batch, n, _ = interaction.keys.shape
         if n > LARGEST_BLOCK or 2 * batch * n * n * interaction.keys.element_size() > BUILD_LIMIT:
-            kind = type(interaction).__name__
             return f"a {kind} interaction between {n} candidates in {batch} rows"  # whose matrices would be too large
     if torch.compiler.is_compiling():  # or exporting
         return "torch.compile or torch.export"
@@ -238,9 +238,10 @@ def plan(pot: Potentials, rules: Rules, width: int = 1) -> Plan | None:
     """The cheapest way to decode ``width`` hypotheses a row; None where that is the plain twin."""
     batch, n = pot.unary.shape
     block = max(16, 1 << (n - 1).bit_length())
-    dense = _dense(block, isinstance(pot.interaction, Dense | LowRank))
+    if isinstance(pot.interaction, Dense):
+        return _dense(block, True)
     if not isinstance(pot.interaction, LowRank):
-        return dense
+        return _dense(block, False)
     keys = pot.interaction.keys
     hidden, size = keys.shape[2], keys.element_size()
     reads = rules.max_len * n * hidden * size  # bytes of keys that a hypothesis reads, all of them at every step
@@ -249,7 +250,7 @@ def plan(pot: Potentials, rules: Rules, width: int = 1) -> Plan | None:
         Plan("factored", "tiles", min(block, 256)): reads * max(1 / PROGRAM_BYTES, batch * width / DEVICE_BYTES)
     }
     if batch * n * n * size <= BUILD_LIMIT:
-        ways[dense] = batch * n * n * number
+        ways[_dense(block, True)] = batch * n * n * number
     if _mode == "auto":
         ways[None] = rules.max_len * PLAIN_STEP + reads * batch / DEVICE_BYTES
     return min(ways, key=lambda way: ways[way])

@@ -59,12 +59,16 @@ def decode(
     # The seed stays on the device: the host need not wait for it.
     seed = None if temperature is None else torch.randint(2**62, (1,), device=unary.device, generator=generator)
     interaction = pot.interaction
-    (W, stop_row, keys, values, stop_key), (last, last_stop), cover, stop = side_by_side(
-        lambda: _forms(interaction, way),
-        lambda: _lasts(interaction),
-        lambda: _covers(interaction),
-        lambda: rules.biased(pot.stop),
-    )
+    keys = values = stop_key = cover = last = last_stop = None
+    if isinstance(interaction, Dense):
+        W, stop_row, stop = interaction.W, interaction.stop_row, rules.biased(pot.stop)
+    else:
+        (W, stop_row, keys, values, stop_key), (last, last_stop), cover, stop = side_by_side(
+            lambda: _forms(interaction, way),
+            lambda: _lasts(interaction),
+            lambda: _covers(interaction),
+            lambda: rules.biased(pot.stop),
+        )
     arguments = [
         *_strided(unary),
         *_strided(rules.available),
@@ -97,8 +101,6 @@ def decode(
 
 def _forms(interaction: Any, way: Plan) -> tuple[Tensor | None, ...]:
     """W (B, N, N), stop_row (B, N), keys, values (B, N, h), stop_key (B, h): those that the kernel is to read."""
-    if isinstance(interaction, Dense):
-        return interaction.W, interaction.stop_row, None, None, None
     keys, values, stop_key = interaction.keys, interaction.values, interaction.stop_key
     if way.form == "factored":
         return None, None, keys, values, stop_key
