@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchcpl.kernels.pairs_triton import parts_of
+
 STEPS = 32  # steps that a program sums up at a time
 PART = 32  # hidden dimensions of a program
 BLOCK = 1024  # ranks written at a time
@@ -53,16 +55,6 @@ def prefixes_backward(grad: Tensor, order: Tensor, candidates: int, dtype: torch
 def contexts_of(query: Tensor, hidden: int) -> Tensor:
     """(B, M, h) what ``query`` holds, whole."""
     return query if query.shape[2] == hidden else query.unflatten(2, (3, hidden)).float().sum(2)
-
-
-@triton.jit
-def parts_of(x):
-    """Three bfloat16 that add up to x, all of float32's digits."""
-    high = x.to(tl.bfloat16)
-    rest = x - high.to(tl.float32)
-    rest = tl.where(tl.abs(rest) < float("inf"), rest, 0.0)  # infinity has no rest
-    mid = rest.to(tl.bfloat16)
-    return high, mid, (rest - mid.to(tl.float32)).to(tl.bfloat16)
 
 
 @triton.jit

@@ -21,14 +21,21 @@ def pairs(x: Tensor) -> Tensor:
 
 
 @triton.jit
+def parts_of(x):
+    """Three bfloat16 that add up to x, all of float32's digits; the first two are a pair."""
+    high = x.to(tl.bfloat16)
+    rest = x - high.to(tl.float32)
+    rest = tl.where(tl.abs(rest) < float("inf"), rest, 0.0)  # infinity has no rest
+    mid = rest.to(tl.bfloat16)
+    return high, mid, (rest - mid.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
 def _pairs(x_ptr, x_row, x_column, out_ptr, width, count, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     real = at < count
     row, column = at // width, at % width
-    x = tl.load(x_ptr + row * x_row + column * x_column, real, 0).to(tl.float32)
-    high = x.to(tl.bfloat16)
-    rest = x - high.to(tl.float32)
-    low = tl.where(tl.abs(rest) < float("inf"), rest, 0).to(tl.bfloat16)  # infinity has no rest
+    high, low, _ = parts_of(tl.load(x_ptr + row * x_row + column * x_column, real, 0).to(tl.float32))
     out_ptr += row * 3 * width + column
     tl.store(out_ptr, high, real)
     tl.store(out_ptr + width, low, real)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from torchcpl.kernels.contexts_triton import parts_of
+from torchcpl.kernels.pairs_triton import parts_of
 from torchcpl.kernels.scores_triton import (
     VARYING,
     coming,

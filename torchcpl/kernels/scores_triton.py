@@ -26,7 +26,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from torchcpl.kernels.contexts_triton import parts_of, write_contexts, write_ranks
+from torchcpl.kernels.contexts_triton import write_contexts, write_ranks
+from torchcpl.kernels.pairs_triton import parts_of
 
 LOWEST = tl.constexpr(-3.0e38)  # stands in for −inf as a running maximum, whose differences must not be NaN
 RANKS = tl.constexpr(1024)  # written at a time
