@@ -214,3 +214,58 @@ def test_batch_normalisation_is_torchs(training: bool, dtype: torch.dtype) -> No
         results.append([y, *torch.autograd.grad((y * weight).sum(), [x, *norm.parameters()]), *norm.buffers()])
     for have, want in zip(*results, strict=True):
         torch.testing.assert_close(have, want)
+
+
+def others(channels: int) -> dict[str, torch.nn.Module]:
+    return {
+        "sync": torch.nn.SyncBatchNorm(channels),
+        "group": torch.nn.GroupNorm(4, channels),
+        "none": torch.nn.Identity(),
+    }
+
+
+@pytest.mark.parametrize("name", others(8))
+def test_another_normalisation_can_take_its_place(name: str) -> None:
+    x = torch.randn(2, 3, 32, 32)
+    net = resnet18(cut=2).eval()
+    for path, module in list(net.named_modules()):
+        if isinstance(module, BatchNorm):
+            net.set_submodule(path, others(module.num_features)[name].eval())
+    block = net.layer2[0]  # type: ignore[index]
+    y = F.max_pool2d(net.bn1(net.conv1(x)).relu(), 3, 2, 1)
+    for inner in net.layer1:  # type: ignore[union-attr]
+        y = (y + inner.bn2(inner.conv2(inner.bn1(inner.conv1(y)).relu()))).relu()
+    expected = (block.downsample(y) + block.bn2(block.conv2(block.bn1(block.conv1(y)).relu()))).relu()
+    found = []
+    block.register_forward_hook(lambda module, given, out: found.append(out))
+    net(x)
+    torch.testing.assert_close(found[0], expected)
+
+
+def test_what_batch_normalisation_refuses_is_what_torch_refuses() -> None:
+    x = torch.randn(2, 3, 4, 4)
+    with pytest.raises(RuntimeError, match="running_mean should contain 3 elements not 8"):
+        BatchNorm(8).eval()(x)
+    with pytest.raises(ValueError, match="expected 4D input"):
+        BatchNorm(4).eval()(x[0])
+    assert BatchNorm(3).eval()(x[:0]).shape == (0, 3, 4, 4)
+    bare = {"affine": False, "track_running_stats": False}
+    torch.testing.assert_close(BatchNorm(3, **bare).eval()(x), torch.nn.BatchNorm2d(3, **bare)(x))  # type: ignore[arg-type]
+
+
+def test_networks_can_be_exported_whatever_the_batch() -> None:
+    class Some(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = resnet18(cut=1).eval()
+
+        def forward(self, x: Tensor, some: Tensor) -> Tensor:
+            out: Tensor = self.net(x[some])
+            return out
+
+    x, some = torch.randn(3, 3, 16, 16), torch.tensor([True, False, True])
+    model = Some()
+    with torch.no_grad():
+        program = torch.export.export(model, (x, some))
+        torch.testing.assert_close(program.module()(x, some), model(x, some))
+        torch.testing.assert_close(torch.fx.symbolic_trace(model.net)(x), model.net(x))

@@ -9,6 +9,7 @@ from itertools import permutations
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
+from torch import Tensor
 
 import torchcpl as cpl
 from torchcpl.selectors import CPL, Hungarian, MultiHypothesis, PointerHead, Threshold, kmeans
@@ -274,3 +275,16 @@ def test_at_least_as_many_as_asked_are_picked() -> None:
         ]
         assert lengths[0].eq(0).all()
         assert lengths[1].eq(2).all()
+
+
+def test_a_method_of_other_potentials_is_selected_by_them() -> None:
+    class Shy(CPL):
+        def potentials(self, features: Tensor, mask: Tensor) -> cpl.Potentials:
+            pot = super().potentials(features, mask)
+            return cpl.Potentials(pot.unary - 100, pot.stop, pot.interaction, pot.mask)
+
+    torch.manual_seed(0)
+    x, mask = torch.randn(3, 6, 8), torch.ones(3, 6, dtype=torch.bool)
+    head = cpl.CPLHead(8, 16)
+    assert CPL(head, ordered=True).select(x, mask, 4, -50.0).lengths.tolist() == [4, 4, 4]
+    assert Shy(head, ordered=True).select(x, mask, 4, -50.0).lengths.tolist() == [0, 0, 0]

@@ -32,6 +32,11 @@ def capturing() -> bool:
     return torch.cuda.is_current_stream_capturing()
 
 
+def tracing() -> bool:
+    """Whether operations are recorded for later: sizes may be unknown, and a kernel of our own would be missed."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+
+
 def validating(tensor: Tensor) -> bool:
     """Whether to check the values of ``tensor``."""
     on = tensor.device.type == "cpu" if _validation is None else _validation

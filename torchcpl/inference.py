@@ -238,6 +238,7 @@ def _float32_products(precision: str | None) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+@torch.no_grad()
 def copied(value: Any) -> Any:
     """``value`` with copies of its tensors, those of a type by one kernel: they are small, and often many."""
     found: list[Tensor] = []

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcpl.checks import describe
+from torchcpl.checks import describe, tracing
 from torchcpl.kernels import dispatch
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -41,24 +41,47 @@ def prepare(images: Tensor, size: int | None = 224) -> Tensor:
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """torch's and what comes after it: ``add``, a ReLU, the largest of 3×3 cells at every second one.
+    """torch's, but in evaluation never by cuDNN, which for channels-last images takes up to ten times as long."""
 
-    In evaluation never by cuDNN, which for channels-last images takes up to ten times as long as torch's own kernel;
-    where no gradients are wanted, by one kernel for all of it.
-    """
-
-    def forward(self, x: Tensor, add: Tensor | None = None, *, relu: bool = False, pool: bool = False) -> Tensor:
-        if self.training or x.numel() == 0:
-            y = super().forward(x)
-        else:
-            moments = self.weight, self.bias, self.running_mean, self.running_var
-            fused = dispatch.batch_norm(x, moments, self.eps, add, relu or pool, pool)
+    def forward(self, x: Tensor, add: Tensor | None = None, relu: bool = False, pool: bool = False) -> Tensor:
+        """``normalised`` calls it so: one kernel does all of it where it can, that is without gradients on CUDA."""
+        moments = self.weight, self.bias, self.running_mean, self.running_var
+        if not self.training:
+            fused = dispatch.batch_norm(x, moments, self.eps, add, relu, pool)
             if fused is not None:
                 return fused
+        if self.training or self.running_mean is None or self._odd(x):
+            y = super().forward(x)
+        else:
             y = torch.native_batch_norm(x, *moments, False, 0.0, self.eps)[0]
-        y = y if add is None else y + add
-        y = F.relu(y, inplace=True) if relu or pool else y
-        return F.max_pool2d(y, 3, stride=2, padding=1) if pool else y
+        return _followed(y, add, relu, pool)
+
+    def _odd(self, x: Tensor) -> bool:
+        """Whether to leave it to torch, and its errors; of what is being traced nothing is known."""
+        if not isinstance(x, Tensor) or tracing():
+            return False
+        return x.dim() != 4 or x.shape[1] != self.num_features or x.numel() == 0
+
+
+def normalised(
+    norm: nn.Module, x: Tensor, add: Tensor | None = None, *, relu: bool = False, pool: bool = False
+) -> Tensor:
+    """``norm(x)`` and what comes after it: plus ``add``, a ReLU, the largest of 3×3 cells at every other one.
+
+    ``norm`` may be whatever has taken the place of a ``BatchNorm``.
+    """
+    y: Tensor
+    if isinstance(norm, BatchNorm):
+        y = norm(x, add, relu, pool)
+    else:
+        y = _followed(norm(x), add, relu, pool)
+    return y
+
+
+def _followed(y: Tensor, add: Tensor | None, relu: bool, pool: bool) -> Tensor:
+    y = y if add is None else y + add
+    y = F.relu(y, inplace=True) if relu else y
+    return F.max_pool2d(y, 3, stride=2, padding=1) if pool else y
 
 
 class BasicBlock(nn.Module):
@@ -77,10 +100,9 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.bn1(self.conv1(x), relu=True)
+        y = normalised(self.bn1, self.conv1(x), relu=True)
         shortcut = x if self.downsample is None else self.downsample(x)
-        out: Tensor = self.bn2(self.conv2(y), shortcut, relu=True)
-        return out
+        return normalised(self.bn2, self.conv2(y), shortcut, relu=True)
 
 
 class ResNet18(nn.Module):
@@ -113,7 +135,7 @@ class ResNet18(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W), normalised -> (B, channels, ⌈H/stride⌉, ⌈W/stride⌉)."""
-        x: Tensor = self.bn1(self.conv1(images), pool=True)
+        x = normalised(self.bn1, self.conv1(images), relu=True, pool=True)
         for stage in range(1, self.cut + 1):
             x = self.get_submodule(f"layer{stage}")(x)
         return x

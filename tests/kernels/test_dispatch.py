@@ -34,6 +34,10 @@ def test_the_switch() -> None:
         (64, 1024, "lowrank", torch.bfloat16, Plan("dense", "block", 1024, 4)),
         (1024, 1024, "lowrank", torch.float32, Plan("factored", "tiles", 256)),
         (256, 65_536, "lowrank", torch.float32, Plan("factored", "tiles", 256)),
+        (1, 1024, "recent", torch.float32, Plan("dense", "block", 1024, 8)),  # two columns a step
+        (1, 160, "recent", torch.float32, Plan("dense", "block", 256, 8)),
+        (1, 5, "recent", torch.float32, Plan("dense", "block", 16, 1)),
+        (1, 8192, "recent", torch.float32, Plan("dense", "block", 8192, 16)),
         (1, 65_536, "lowrank", torch.float32, None),  # one program would read 33 MB a step on its own
     ],
 )
@@ -45,6 +49,8 @@ def test_the_plan_for_a_size(batch: int, n: int, kind: str, dtype: torch.dtype, 
     interaction: cpl.Interaction
     if kind == "dense":
         interaction = cpl.Dense(shape(batch, n, n))
+    elif kind == "recent":
+        interaction = cpl.Recent(*(shape(batch, n, hidden) for _ in range(4)))
     else:
         interaction = cpl.LowRank(shape(batch, n, hidden), shape(batch, n, hidden))
     pot = cpl.Potentials(shape(batch, n), shape(batch), interaction)

@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from torchcpl.kernels import norm_triton, use
-from torchcpl.resnet import BatchNorm
+from torchcpl.resnet import BatchNorm, normalised
 
 AFTER = [
     pytest.param(False, {}, id="nothing"),
     pytest.param(False, {"relu": True}, id="relu"),
     pytest.param(True, {}, id="add"),
     pytest.param(True, {"relu": True}, id="add-relu"),
-    pytest.param(False, {"pool": True}, id="pool"),
+    pytest.param(False, {"relu": True, "pool": True}, id="pool"),
 ]
 
 
@@ -45,8 +46,7 @@ def images(*shape: int, device: torch.device, dtype: torch.dtype = torch.float32
 
 def run(mode: str, norm: BatchNorm, *given: Any, **after: Any) -> Tensor:
     with use(mode), torch.no_grad():
-        out: Tensor = norm(*given, **after)
-    return out
+        return normalised(norm, *given, **after)
 
 
 @pytest.mark.parametrize(("adds", "after"), AFTER)
@@ -75,7 +75,7 @@ def test_what_is_not_a_number_stays_so(device: torch.device) -> None:
     x = images(1, 2, 6, 6, device=device)
     x[0, 1, 3, 3] = torch.nan
     norm = drawn(2, device)
-    for after in ({}, {"relu": True}, {"pool": True}):
+    for after in ({}, {"relu": True}, {"relu": True, "pool": True}):
         assert run("triton", norm, x, **after).isnan().equal(run("plain", norm, x, **after).isnan())
         assert run("triton", norm, x, **after).isnan().any()
 
@@ -86,8 +86,15 @@ def test_images_laid_out_otherwise_and_gradients_are_left_to_torch(device: torch
     for other in (x.contiguous(), images(2, 4, 5, 10, device=device)[..., ::2].copy_(x)):
         torch.testing.assert_close(run("triton", norm, other, relu=True), expected)
     with use("triton"):
-        norm(x, relu=True).sum().backward()
+        normalised(norm, x, relu=True).sum().backward()
     assert norm.weight.grad is not None
+    for after in ({"pool": True}, {"relu": True, "pool": True}):  # no case of the kernel's, in the second with ``add``
+        given = (x, x) if "relu" in after else (x,)
+        torch.testing.assert_close(run("triton", norm, *given, **after), run("plain", norm, *given, **after))
+    norm.weight.data = torch.randn(8, device=device)[::2]
+    torch.testing.assert_close(run("triton", norm, x), run("plain", norm, x))
+    bare = BatchNorm(4, affine=False).eval().to(device)
+    torch.testing.assert_close(run("triton", bare, x), run("plain", bare, x))
     assert not calls
     assert run("triton", norm, x[:0], relu=True).shape == (0, 4, 5, 5)
 
@@ -97,3 +104,19 @@ def test_it_runs_where_no_gradients_can_be_wanted(device: torch.device, calls: l
     with use("triton"):
         norm(images(2, 4, 5, 5, device=device))
     assert calls
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_nothing_that_is_recorded_or_has_tangents_goes_to_the_kernel(device: torch.device, calls: list[int]) -> None:
+    norm, x = drawn(4, device).requires_grad_(False), images(2, 4, 5, 5, device=device)
+    expected = run("plain", norm, x)
+    with use("triton"), torch.no_grad():
+        traced = torch.jit.trace(norm, x, check_trace=False)
+        torch.testing.assert_close(traced(x), expected)
+        torch.testing.assert_close(torch.fx.symbolic_trace(nn.Sequential(norm))(x), expected)
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(norm(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+    assert tangent is not None
+    slope = (norm.weight / (norm.running_var + norm.eps).sqrt())[None, :, None, None].expand_as(x)  # type: ignore[operator]
+    torch.testing.assert_close(tangent, slope)
+    assert not calls

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torchcpl.inference import compile_for_inference
 from torchcpl.selectors import MultiHypothesis
 from torchcpl.tasks.benchmark import _same
 from torchcpl.tasks.paths.backbones import build_backbone, position_code
@@ -287,6 +288,19 @@ def test_cpl_overfits_a_few_scenes(scenes: Scenes) -> None:
     after = made.validate(model.eval())
     assert after["min_ade"] < 4 < 20 < before  # half a cell
     assert after["off_road"] < 5
+
+
+def test_which_layers_of_a_prediction_keep_float32() -> None:
+    """In bfloat16: pixels, feed-forward blocks and head; what is in between is halved."""
+    model = PathsModel(PathsConfig(dim=32, heads=4, ffn=64, hidden=32, layers=2, backbone="patches")).eval()
+    images = torch.zeros(1, 256, 256, dtype=torch.uint8)
+    run = compile_for_inference(model.select, images, dtype=torch.bfloat16)
+    halved = run.model.__self__  # type: ignore[attr-defined]
+    assert halved is not model
+    for name, module in halved.named_modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            kept = name.startswith(("backbone", "method")) or ".ffn." in name
+            assert module.weight.dtype == (torch.float32 if kept else torch.bfloat16), name
 
 
 def train(model: PathsModel, made: PathsTask, steps: int, lr: float = 3e-3) -> list[float]:

@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from torchcpl import functional
-from torchcpl.checks import check_choice
+from torchcpl.checks import check_choice, tracing
 from torchcpl.constraints import Rules
 from torchcpl.interactions import Coverage, Dense, LowRank, Recent
 from torchcpl.kernels import greedy_numpy
@@ -120,6 +121,10 @@ def batch_norm(
     """Of images ``x``, channels last, with what comes after it, in one pass; None where torch's own is to run."""
     if not _applies(x) or x.dim() != 4 or x.numel() == 0 or x.dtype not in SINGLES:
         return None
+    if pool and (add is not None or not relu):
+        return None
+    if not all(isinstance(t, Tensor) and t.shape == x.shape[1:2] and t.is_contiguous() for t in moments):
+        return None
     for image in (x,) if add is None else (x, add):
         alike = (image.shape, image.dtype) == (x.shape, x.dtype)
         if not alike or not image.is_contiguous(memory_format=torch.channels_last):
@@ -133,8 +138,9 @@ def batch_norm(
 
 def _applies(x: Tensor) -> bool:
     """Whether a kernel for tensors such as this one is to run; none where it cannot, even if told to."""
-    wanted = _mode == "triton" or (_mode == "auto" and x.is_cuda)
-    return wanted and not _no_device(x) and not torch.compiler.is_compiling()
+    if tracing() or not isinstance(x, Tensor) or forward_ad._current_level >= 0:  # a kernel knows no tangents
+        return False
+    return (_mode == "triton" or (_mode == "auto" and x.is_cuda)) and not _no_device(x)
 
 
 def _runs(kernel: str, pot: Potentials, obstacle: Callable[[], str | None]) -> bool:

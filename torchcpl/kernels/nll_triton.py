@@ -72,8 +72,8 @@ def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtyp
     wide = 64  # as many candidates as Hopper's matrix instruction has rows
     number = batch * count * max(1, -(-steps // tall))
     split = 1 if number >= PROGRAMS // 2 else min(PROGRAMS // number, -(-candidates // (4 * wide)))
-    # As few launches as can be, hosts being slow, where registers do not spill too much (in float32 they do a little):
-    # that takes longer, and has given wrong gradients on an H200 although the PTX was right (``nll_check``).
+    # As few launches as can be, hosts being slow, unless registers spill too much: in float32 at h = 128 it is 0.7 KiB
+    # a thread, which pays. What spills has given wrong gradients on an H200 although its PTX was right (``nll_check``).
     small = tall <= 32 and deep <= 128
     both = number == batch and (small or not single)
     group = small or single  # the four warps of one matrix instruction

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Batch normalisation with known moments and what comes after it, in one pass: the twin of ``resnet.BatchNorm``."""
+"""Batch normalisation with known moments and what comes after it, in one pass: the twin of ``resnet.normalised``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ EVERY: tl.constexpr = tl.constexpr(PropagateNan.ALL)
 def batch_norm(
     x: Tensor, moments: tuple[Tensor, ...], eps: float, add: Tensor | None, relu: bool, pool: bool
 ) -> Tensor:
-    """``x`` (B, C, H, W), channels last, by ``moments``: weight, bias, mean and variance, (C,) each."""
+    """``x`` (B, C, H, W), channels last, by ``moments``: weight, bias, mean and variance, (C,) each.
+
+    Pooled are only what a ReLU leaves, without ``add``.
+    """
     batch, channels, height, width = x.shape
     shape = (batch, channels, (height + 1) // 2, (width + 1) // 2) if pool else x.shape
     out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)

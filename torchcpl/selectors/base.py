@@ -43,4 +43,5 @@ class Method(nn.Module, ABC):
         """What is picked, (B, T), given that; ``knob`` in place of the method's own."""
 
     def select(self, features: Tensor, mask: Tensor, max_len: int, knob: float | None = None) -> Selection:
+        """What is picked, (B, T): first judged, then picked."""
         return self.pick(self.judge(features, mask), max_len, knob)

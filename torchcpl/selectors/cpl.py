@@ -49,7 +49,8 @@ class CPL(Method):
         pot: Potentials = self.head(features, mask)
         return pot
 
-    judge = potentials
+    def judge(self, features: Tensor, mask: Tensor) -> Potentials:
+        return self.potentials(features, mask)
 
     def loss(self, features: Tensor, mask: Tensor, target: Tensor) -> Tensor:
         pot = self.potentials(features, mask)

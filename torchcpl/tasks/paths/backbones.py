@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from torchcpl.resnet import BatchNorm, ResNet18, load_resnet18, resnet18
+from torchcpl.resnet import BatchNorm, ResNet18, load_resnet18, normalised, resnet18
 from torchcpl.tasks.paths.sampling import CELL
 
 BACKBONES = ("resnet18", "patches")
@@ -32,7 +32,7 @@ class Patches(nn.Module):
         """images (B, 3, H, W), normalised -> (B, channels, H/8, W/8)."""
         x: Tensor = self.embed(images)
         for norm, conv in zip(self.norms, self.convs, strict=True):
-            x = x + conv(norm(x, relu=True))
+            x = x + conv(normalised(norm, x, relu=True))
         return x
 
 
