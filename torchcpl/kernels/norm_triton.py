@@ -18,7 +18,7 @@ def batch_norm(
 ) -> Tensor:
     """``x`` (B, C, H, W), channels last, by ``moments``: weight, bias, mean and variance, (C,) each.
 
-    Pooled are only what a ReLU leaves, without ``add``.
+    Pooled is only what a ReLU leaves, without ``add``.
     """
     batch, channels, height, width = x.shape
     shape = (batch, channels, (height + 1) // 2, (width + 1) // 2) if pool else x.shape
