@@ -93,8 +93,8 @@ def asked(info: dict[str, Any]) -> list[str]:
         [c["claim"], "–" if c["value"] is None else f"{c['value']:g}", c["asked"], c["verdict"]] for c in info["claims"]
     ]
     met = sum(c["verdict"] == "met" for c in info["claims"])
-    head = f"Of {len(lines)} things that were asked for, {met} are met."
-    return ["### What was asked", head, table(["", "measured", "asked", ""], lines, 1)]
+    head = f"Of {len(lines)} claims, {met} are met."
+    return ["### What is claimed", head, table(["", "measured", "asked", ""], lines, 1)]
 
 
 def times(rows: list[Row]) -> list[str]:

@@ -19,8 +19,8 @@ from torchcpl.constraints import Rules
 from torchcpl.kernels import greedy_triton, nll_triton, use
 from torchcpl.kernels.dispatch import Plan
 
-# Candidates of a tile, hidden dimensions of a product, warps, stages: what is chosen for some size, and others whose
-# registers hardly spill either.
+# Candidates of a tile, hidden dimensions of a product, warps, stages: what is chosen for some size, and others that
+# come near it.
 LAUNCHES = {
     torch.float32: ((64, 32, 4, 3), (64, 32, 4, 4), (64, 32, 4, 2), (32, 32, 4, 3), (64, 32, 8, 2), (128, 32, 8, 3)),
     torch.bfloat16: ((64, 256, 8, 2), (64, 256, 8, 1), (64, 256, 8, 3), (64, 256, 4, 2), (64, 256, 4, 3),

@@ -52,12 +52,12 @@ def describe(value: Any) -> str:
 
 def check_tensor(name: str, value: Any, shape: tuple[int | str, ...], dtype: str, like: Tensor | None = None) -> None:
     """Raise unless ``value`` is a tensor of ``shape`` (names stand for any size) and ``dtype`` (float|bool|long)."""
-    fits = isinstance(value, Tensor) and value.dim() == len(shape)
-    if fits:
-        fits = value.is_floating_point() if dtype == "float" else value.dtype == DTYPES[dtype]
-        for have, want in zip(value.shape, shape, strict=True):  # a loop: half the time of all(…), and it adds up
-            fits = fits and (have == want or isinstance(want, str))
-    if not fits:
+    if not (
+        isinstance(value, Tensor)
+        and (value.is_floating_point() if dtype == "float" else value.dtype == DTYPES[dtype])
+        and value.dim() == len(shape)
+        and all(isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True))
+    ):
         wanted = f"a {dtype} tensor of shape ({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
         raise ValueError(f"{name}: expected {wanted}, got {describe(value)}")
     if like is not None and value.device != like.device:

@@ -4,7 +4,7 @@
 
     auto     the Triton kernels on CUDA and NumPy on the CPU where they apply, else plain torch
     plain    plain torch everywhere
-    triton   the Triton kernels, or ``ValueError`` saying why one cannot run
+    triton   the Triton kernels; for decoding and losses, or ``ValueError`` saying why one cannot run
 
 Kernels have no second derivative and know nothing of ``torch.func``: use ``plain`` for those.
 """
@@ -245,9 +245,9 @@ def plan(pot: Potentials, rules: Rules, width: int = 1) -> Plan | None:
     batch, n = pot.unary.shape
     block = max(16, 1 << (n - 1).bit_length())
     if isinstance(pot.interaction, Dense):
-        return _dense(block, True)
+        return _dense(block, alone=True)
     if not isinstance(pot.interaction, LowRank):
-        return _dense(block, False)
+        return _dense(block, alone=False)
     keys = pot.interaction.keys
     hidden, size = keys.shape[2], keys.element_size()
     reads = rules.max_len * n * hidden * size  # bytes of keys that a hypothesis reads, all of them at every step
@@ -256,7 +256,7 @@ def plan(pot: Potentials, rules: Rules, width: int = 1) -> Plan | None:
         Plan("factored", "tiles", min(block, 256)): reads * max(1 / PROGRAM_BYTES, batch * width / DEVICE_BYTES)
     }
     if batch * n * n * size <= BUILD_LIMIT:
-        ways[_dense(block, True)] = batch * n * n * number
+        ways[_dense(block, alone=True)] = batch * n * n * number
     if _mode == "auto":
         ways[None] = rules.max_len * PLAIN_STEP + reads * batch / DEVICE_BYTES
     return min(ways, key=lambda way: ways[way])

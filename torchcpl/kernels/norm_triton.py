@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.language import PropagateNan
 
 BLOCK = 1024
-EVERY: tl.constexpr = tl.constexpr(PropagateNan.ALL)
+NAN_STAYS = tl.constexpr(PropagateNan.ALL)
 
 
 def batch_norm(
@@ -54,7 +54,7 @@ def _batch_norm(
                 there = real & (row + i >= 0) & (row + i < height) & (column + j >= 0) & (column + j < width)
                 near = tl.load(x + ((image + row + i) * width + column + j) * C + c, there, 0.0).to(tl.float32)
                 near = tl.where(there, w * (near - centre) * spread + shift, 0.0)
-                y = tl.maximum(y, near, propagate_nan=EVERY)
+                y = tl.maximum(y, near, propagate_nan=NAN_STAYS)
     else:
         y = w * (tl.load(x + at, real, 0.0).to(tl.float32) - centre) * spread + shift
         if add is not None:

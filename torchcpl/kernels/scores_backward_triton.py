@@ -21,6 +21,7 @@ from torchcpl.kernels.scores_triton import (
     load_contexts,
     load_rows,
     load_unary,
+    load_whole_contexts,
     product,
     score,
     share_of,
@@ -151,10 +152,7 @@ def backward_contexts(
         if stop_key is not None:
             key = tl.load(stop_key + b * stop_key_b + h * stop_key_h, mask=h < H, other=0.0).to(tl.float32)
             d_q += key[:, None] * ending[None, :]
-            q = load_contexts(query, t, T, 0, H, 0, PARTS, DEEP).to(tl.float32)
-            if PARTS == 3:
-                q += load_contexts(query, t, T, 0, H, 1, PARTS, DEEP).to(tl.float32)
-                q += load_contexts(query, t, T, 0, H, 2, PARTS, DEEP).to(tl.float32)
+            q = load_whole_contexts(query, t, T, H, PARTS, DEEP)
             tl.store(d_stop_key + b * H + h, tl.sum(q * ending[:, None], 0), mask=h < H)
         # The pick that led to a context is in every later one: its gradient is the sum of theirs.
         pick = tl.load(order + row * T + t - 1, mask=t <= T, other=-1)

@@ -85,6 +85,16 @@ def load_contexts(query, t, T, start, H, part, PARTS: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
+def load_whole_contexts(query, t, T, H, PARTS: tl.constexpr, DEEP: tl.constexpr):
+    """(TALL, DEEP) contexts in float32, their parts added up."""
+    q = load_contexts(query, t, T, 0, H, 0, PARTS, DEEP).to(tl.float32)
+    if PARTS == 3:
+        q += load_contexts(query, t, T, 0, H, 1, PARTS, DEEP).to(tl.float32)
+        q += load_contexts(query, t, T, 0, H, 2, PARTS, DEEP).to(tl.float32)
+    return q
+
+
+@triton.jit
 def coming(left, rank, T, ahead):
     """Whether a candidate with so many steps ``left`` until it is picked is one of the picks to come."""
     return (left >= 0) & (left < ahead) & (rank < T)
@@ -234,10 +244,7 @@ def forward(
     more = tl.zeros((TALL,), tl.float32)
     if stop_key is not None:
         ending = tl.load(stop_key + b * stop_key_b + h * stop_key_h, mask=h < H, other=0.0).to(tl.float32)
-        q = load_contexts(query, t, T, 0, H, 0, PARTS, DEEP).to(tl.float32)
-        if PARTS == 3:
-            q += load_contexts(query, t, T, 0, H, 1, PARTS, DEEP).to(tl.float32)
-            q += load_contexts(query, t, T, 0, H, 2, PARTS, DEEP).to(tl.float32)
+        q = load_whole_contexts(query, t, T, H, PARTS, DEEP)
         more = tl.sum(q * ending[None, :], 1)
     stops = stop + t * stop_m
     hand_in(found, parts, stops, more, order, base + t, contexts, t <= T, peak, mass, wanted, number, T, scale)
