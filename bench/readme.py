@@ -10,8 +10,7 @@ from pathlib import Path
 
 from torchcpl.results import read_json
 from torchcpl.tables import Column, Table
-from torchcpl.tasks.paths import results as paths
-from torchcpl.tasks.subsets import results as subsets
+from torchcpl.tasks.registry import TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
 SUBSETS = {
@@ -64,8 +63,8 @@ def fill(text: str, name: str, content: str) -> str:
 def main() -> None:
     path = ROOT / "README.md"
     contents = {
-        "subsets": tables(SUBSETS, subsets.SCORES),
-        "paths": tables(PATHS, paths.SCORES),
+        "subsets": tables(SUBSETS, TASKS["subsets"].columns),
+        "paths": tables(PATHS, TASKS["paths"].columns),
         "core": core(),
     }
     text = path.read_text(encoding="utf-8")

@@ -20,9 +20,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from torchcpl.config import add_arguments, from_args
 from torchcpl.results import run_info, write_json
-from torchcpl.tasks.paths import commands as paths
+from torchcpl.tasks.registry import TASKS
 from torchcpl.tasks.runs import read_recipe, recipes
-from torchcpl.tasks.subsets import commands as subsets
 from torchcpl.train import _Loop, fit
 
 PARTS = {"_step": "steps", "_check": "checks", "_validate": "validations", "_save": "checkpoints"}
@@ -32,15 +31,15 @@ PROFILED = 10  # steps of which the operations are counted
 def main() -> None:
     parser = argparse.ArgumentParser(description="Where the time of a training run goes.")
     tasks = parser.add_subparsers(metavar="TASK", required=True)
-    for name, commands in {"subsets": subsets, "paths": paths}.items():
-        sub = tasks.add_parser(name, help=commands.SUMMARY)
-        sub.add_argument("--recipe", choices=tuple(recipes(commands.PACKAGE)))
+    for name, benchmark in TASKS.items():
+        sub = tasks.add_parser(name, help=benchmark.summary)
+        sub.add_argument("--recipe", choices=tuple(recipes(benchmark.package)))
         sub.add_argument("--out", type=Path)
-        add_arguments(sub, commands.BENCHMARK.config)
-        sub.set_defaults(benchmark=commands.BENCHMARK, package=commands.PACKAGE)
+        add_arguments(sub, benchmark.config)
+        sub.set_defaults(benchmark=benchmark)
     options = parser.parse_args()
     kind = options.benchmark.config
-    base = read_recipe(kind, options.package, options.recipe) if options.recipe else None
+    base = read_recipe(kind, options.benchmark.package, options.recipe) if options.recipe else None
     task = options.benchmark.make_task(from_args(kind, options, base))
     found = {**run_info(seeds=[task.config.seed], device=task.device), **spent(task), "step": operations(task)}
     for name, value in found["seconds"].items():

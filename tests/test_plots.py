@@ -13,7 +13,9 @@ from matplotlib.container import BarContainer
 from matplotlib.patches import Rectangle
 
 from torchcpl import plots
+from torchcpl.tables import Column
 
+F1 = Column("f1", "F1", 3, "max", share=True)
 NAMES = ("ant", "bee", "cat", "dog")
 LABELS = np.array([2, 0, 2, 3, 0, 3, 3])  # no bee
 ORDER = [1, 4, 0, 2, 3, 5, 6]  # class after class
@@ -110,16 +112,19 @@ def test_interaction_of_nothing_but_zeros() -> None:
 
 def test_convergence() -> None:
     values = np.array([[0.1, 0.6, 0.5], [0.3, 0.8, 0.5]])
-    curves = {"A": plots.Curve(np.array([1, 2, 5]), values), "B": plots.Curve(np.array([1, 2]), np.array([[0.2, 0.1]]))}
-    axes = plots.convergence(curves, "F1", {"A": "#112233", "B": "#445566"}).axes[0]
+    curves = {
+        "A": plots.Curve(np.array([1, 2, 5]), values, (3.5, 0.65)),  # what the table says, not the curve's maximum
+        "B": plots.Curve(np.array([1, 2]), np.array([[0.2, 0.1]]), (1.0, 0.2)),
+    }
+    axes = plots.convergence(curves, F1, {"A": "#112233", "B": "#445566"}).axes[0]
     line, star, other, other_star = axes.lines
     assert np.array_equal(line.get_xdata(), [1, 2, 5])
     assert line.get_ydata() == pytest.approx([0.2, 0.7, 0.5])
-    assert (float(star.get_xdata()[0]), float(star.get_ydata()[0])) == pytest.approx((2, 0.7))
+    assert (float(star.get_xdata()[0]), float(star.get_ydata()[0])) == pytest.approx((3.5, 0.65))
     assert (float(other_star.get_xdata()[0]), float(other_star.get_ydata()[0])) == pytest.approx((1, 0.2))
     assert line.get_color() == star.get_color() == "#112233"
     assert other.get_ydata() == pytest.approx([0.2, 0.1])
-    assert texts(axes) == ["0.700", "0.200"]
+    assert texts(axes) == [".650", ".200"]
     band = axes.collections[0].get_paths()[0].vertices
     at_two = band[band[:, 0] == 2][:, 1]
     deviation = np.std([0.6, 0.8], ddof=1)
@@ -177,14 +182,14 @@ def test_picked_images(colour: bool) -> None:
 
 def test_style_is_not_left_behind(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
-    curve = {"A": plots.Curve(np.array([1, 2]), np.array([[0.5, 0.6]]))}
-    figure = plots.convergence(curve, "F1", {"A": "#112233"})
+    curve = {"A": plots.Curve(np.array([1, 2]), np.array([[0.5, 0.6]]), (2, 0.6))}
+    figure = plots.convergence(curve, F1, {"A": "#112233"})
     plots.save(figure, tmp_path / "figures" / "f")
     assert dict(matplotlib.rcParams) == before
     png, svg = ((tmp_path / "figures" / f"f.{kind}").read_bytes() for kind in ("png", "svg"))
     assert png.startswith(b"\x89PNG")
     assert b"<svg" in svg
-    plots.save(plots.convergence(curve, "F1", {"A": "#112233"}), tmp_path / "again")
+    plots.save(plots.convergence(curve, F1, {"A": "#112233"}), tmp_path / "again")
     assert (tmp_path / "again.svg").read_bytes() == svg  # the same figure is the same file
     assert (tmp_path / "again.png").read_bytes() == png
     with pytest.raises(ValueError, match="kind: expected 'png' or 'svg', got 'pdf'"):

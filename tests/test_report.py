@@ -39,13 +39,14 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
-    curve = {"A": plots.Curve(np.array([1, 2]), np.array([[0.5, 0.6]]))}
+    curve = {"A": plots.Curve(np.array([1, 2]), np.array([[0.5, 0.6]]), (2, 0.6))}
+    figures = [plots.convergence(curve, Column("f1", title, 3), {"A": "#112233"}) for title in (EVIL, "F1")]
     panels = [
-        Panel("lines", f"Lines {EVIL}", f"Caption {EVIL}", plots.convergence(curve, EVIL, {"A": "#112233"})),
-        Panel("pixels", "Pixels", "Caption", plots.convergence(curve, "F1", {"A": "#112233"}), wide=True, dense=True),
+        Panel("lines", f"Lines {EVIL}", f"Caption {EVIL}", figures[0]),
+        Panel("pixels", "Pixels", "Caption", figures[1], wide=True, dense=True),
     ]
     table = Table(
-        "Table",
+        EVIL,
         (Column("method", "Method"), Column("f1", "F1", 3)),
         [{"method": EVIL, "f1": 0.5}],
         (),
@@ -53,7 +54,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
         {"command": f"torchcpl {EVIL}", "commit": "abc", "dirty": True, "versions": {"torch": "2"}, "seeds": [3, 4]},
     )
     path = tmp_path_factory.mktemp("report") / "deep" / "report.html"
-    write_report(path, EVIL, EVIL, [f"Finding {EVIL}"], table, panels, {f"run {EVIL}": f"x = '{EVIL}'"}, [EVIL])
+    write_report(path, EVIL, [f"Finding {EVIL}"], table, panels, {f"run {EVIL}": f"x = '{EVIL}'"}, [EVIL])
     return Page(path.read_text(encoding="utf-8"))
 
 
@@ -101,5 +102,5 @@ def test_it_says_how_to_get_it_again(page: Page) -> None:
 
 def test_a_table_without_its_origin(tmp_path: Path) -> None:
     table = Table("T", (Column("method", "Method"),), [])
-    write_report(tmp_path / "r.html", "T", "", [], table, [], {}, [])
+    write_report(tmp_path / "r.html", "", [], table, [], {}, [])
     assert "None" not in Page((tmp_path / "r.html").read_text(encoding="utf-8")).text

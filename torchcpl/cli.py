@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn
 
 from torchcpl import __version__
 from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml
-from torchcpl.results import extra, load_checkpoint
+from torchcpl.results import extra
 from torchcpl.tables import Table
-from torchcpl.tasks.benchmark import ARITHMETIC, Benchmark
-from torchcpl.tasks.paths.commands import make_scenes
+from torchcpl.tasks.benchmark import Benchmark
+from torchcpl.tasks.paths.benchmark import make_scenes
 from torchcpl.tasks.paths.task import SPLITS, PathsConfig
+from torchcpl.tasks.registry import TASKS, benchmark_of
 from torchcpl.tasks.runs import complete, plan, read_recipe, recipes
+from torchcpl.tasks.timing import PRECISIONS
 from torchcpl.train import NonFiniteLoss, fit
 
 DEMO = "subsets"  # the task of `torchcpl demo`
-TASKS = {"subsets": "torchcpl.tasks.subsets.commands", "paths": "torchcpl.tasks.paths.commands"}
-
-
-class Commands(Protocol):
-    """What the module of a task in `TASKS` holds."""
-
-    BENCHMARK: Benchmark[Any]
-    PACKAGE: Path  # where the folder of recipes is
-    SUMMARY: str
-
-    def report(self, paths: Sequence[Path], out: Path) -> Path: ...
-
-    def demo(self, out: Path, say: Callable[[str], None]) -> tuple[Table, Path]: ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,11 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(options: argparse.Namespace) -> None:
-    commands = _commands(options.task)
+    benchmark = TASKS[options.task]
     named = Path(options.run) if options.run else None
-    config = _config(commands, options, named if options.resume else None)
+    config = _config(benchmark, options, named if options.resume else None)
     run = named or Path("runs") / f"{options.task}-{config.method}-s{config.seed}"  # type: ignore[attr-defined]
-    state = fit(commands.BENCHMARK.make_task(config), run, resume=options.resume)
+    state = fit(benchmark.make_task(config), run, resume=options.resume)
     best = state["best"]
     _say(
         f"{run}: {state['metric']} {best['value']:.4f} at epoch {best['epoch']} of {config.epochs}, "
@@ -68,39 +56,34 @@ def train(options: argparse.Namespace) -> None:
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    kind = load_checkpoint(options.run).state["config"]
-    for task in TASKS:
-        if _commands(task).BENCHMARK.config.__name__ == kind:
-            _show(_commands(task).BENCHMARK.evaluate(options.run), options.run / "evaluation.json", options)
-            return
-    raise ValueError(f"{options.run} was trained with {kind}: expected a run of {', '.join(TASKS)}")
+    _show(benchmark_of(options.run).evaluate(options.run), options.run / "evaluation.json", options)
 
 
 def table(options: argparse.Namespace) -> None:
-    commands = _commands(options.task)
+    benchmark = TASKS[options.task]
     runs: list[Path] = options.runs
     if runs:
-        _refuse_settings(commands, options)
+        _refuse_settings(benchmark, options)
     if len(runs) == 1 and runs[0].suffix == ".json":
-        _show(Table.read(runs[0], commands.BENCHMARK.columns), None, options)
+        _show(Table.read(runs[0], benchmark.columns), None, options)
         return
     out = options.out or (Path("runs") / f"{options.task}-table.json")
     if not runs:
         folder = options.folder or Path("runs") / f"{options.task}-{options.recipe or 'table'}"
-        runs = _planned(commands, options, folder)
+        runs = _planned(benchmark, options, folder)
         out = options.out or folder / "table.json"
-    _show(commands.BENCHMARK.table(runs, options.rule or ()), out, options)
+    _show(benchmark.table(runs, options.rule or ()), out, options)
 
 
 def bench(options: argparse.Namespace) -> None:
-    commands = _commands(options.task)
+    benchmark = TASKS[options.task]
     configs = []
     if options.runs:
-        _refuse_settings(commands, options)
+        _refuse_settings(benchmark, options)
     else:
-        base = _config(commands, options)
-        configs = list(plan(base, options.methods or tuple(commands.BENCHMARK.names), [base.seed], ".").values())
-    results = commands.BENCHMARK.bench(
+        base = _config(benchmark, options)
+        configs = list(plan(base, options.methods or tuple(benchmark.names), [base.seed], ".").values())
+    results = benchmark.bench(
         options.runs, configs, batches=options.batches, repeats=options.repeats, examples=options.examples,
         precision=options.arithmetic,
     )  # fmt: skip
@@ -108,13 +91,13 @@ def bench(options: argparse.Namespace) -> None:
 
 
 def report(options: argparse.Namespace) -> None:
-    page = _commands(options.task).report(options.runs, options.out)
+    page = TASKS[options.task].report(options.runs, options.out)
     _say(f"Report: {page}, figures in {page.parent / 'figures'}")
 
 
 def demo(options: argparse.Namespace) -> None:
     out = options.out or Path("runs") / ("demo" if options.task == DEMO else f"demo-{options.task}")
-    results, page = _commands(options.task).demo(out, _say)
+    results, page = TASKS[options.task].demo(out, _say)
     _show(results, None, options)
     _say(f"Table:  {out / 'table.json'}\nReport: {page}  (open it in a browser)")
 
@@ -151,57 +134,53 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"torchcpl {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
 
-    for name, commands, sub in _verb(verbs, "train", train, "train a model, in a folder of its own"):
+    for name, benchmark, sub in _verb(verbs, "train", train, "train a model, in a folder of its own"):
         sub.epilog = (
-            f"examples:\n  torchcpl train {name} --method {tuple(commands.BENCHMARK.names)[-1]} --epochs 20 --lr 1e-3\n"
-            f"  torchcpl train {name} --recipe {next(iter(recipes(commands.PACKAGE)))} --run runs/mine\n"
+            f"examples:\n  torchcpl train {name} --method {tuple(benchmark.names)[-1]} --epochs 20 --lr 1e-3\n"
+            f"  torchcpl train {name} --recipe {next(iter(recipes(benchmark.package)))} --run runs/mine\n"
             f"  torchcpl train {name} --run runs/mine --resume    go on after Ctrl-C or a crash"
         )
         sub.add_argument("--run", help=f"folder of the run (default: runs/{name}-METHOD-sSEED)")
         sub.add_argument("--resume", action="store_true", help="go on with the run if it was begun")
-        _add_config(sub, commands)
+        _add_config(sub, benchmark)
 
     said = "Evaluate a run's best checkpoint on the reported data; writes RUN/evaluation.json."
     sub = verbs.add_parser("evaluate", help="what a run reached", description=said)
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     _finish(sub, evaluate)
 
-    for name, commands, sub in _verb(verbs, "table", table, "compare all methods"):
+    for name, benchmark, sub in _verb(verbs, "table", table, "compare all methods"):
         sub.epilog = (
             f"examples:\n  torchcpl table {name} runs/a runs/b runs/c --out results/table.json\n"
-            f"  torchcpl table {name} --train --recipe {next(iter(recipes(commands.PACKAGE)))} --seeds 0 1 2\n"
+            f"  torchcpl table {name} --train --recipe {next(iter(recipes(benchmark.package)))} --seeds 0 1 2\n"
             f"  torchcpl table {name} results/table.json --markdown    a table again, without computing"
         )
         sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="finished runs; or one JSON file of a table")
         sub.add_argument("--train", action="store_true", default=None, help="without RUN: train what is missing")
         sub.add_argument("--jobs", type=int, help="without RUN: runs to train side by side (default: 1)")
-        sub.add_argument(
-            "--methods", nargs="+", choices=tuple(commands.BENCHMARK.names), help="without RUN (default: all)"
-        )
+        sub.add_argument("--methods", nargs="+", choices=tuple(benchmark.names), help="without RUN (default: all)")
         sub.add_argument("--seeds", nargs="+", type=int, help="without RUN (default: 0)")
         said = f"without RUN: where the runs are or go (default: runs/{name}-RECIPE)"
         sub.add_argument("--runs", dest="folder", type=Path, metavar="DIR", help=said)
         said = "on what the checkpoint is chosen (default: all that the runs allow)"
-        sub.add_argument("--rule", nargs="+", choices=tuple(commands.BENCHMARK.rules), help=said)
+        sub.add_argument("--rule", nargs="+", choices=tuple(benchmark.rules), help=said)
         _add_output(sub)
-        _add_config(sub, commands)
+        _add_config(sub, benchmark)
 
-    for name, commands, sub in _verb(verbs, "bench", bench, "time predictions"):
+    for name, benchmark, sub in _verb(verbs, "bench", bench, "time predictions"):
         sub.epilog = (
             f"examples:\n  torchcpl bench {name} runs/{name}-cpl-s0 --batches 1 64\n"
-            f"  torchcpl bench {name} --methods {' '.join(tuple(commands.BENCHMARK.names)[-2:])}    untrained models"
+            f"  torchcpl bench {name} --methods {' '.join(tuple(benchmark.names)[-2:])}    untrained models"
         )
         sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="runs to time (default: untrained models)")
-        sub.add_argument(
-            "--methods", nargs="+", choices=tuple(commands.BENCHMARK.names), help="without RUN (default: all)"
-        )
+        sub.add_argument("--methods", nargs="+", choices=tuple(benchmark.names), help="without RUN (default: all)")
         sub.add_argument("--batches", nargs="+", type=int, default=[1, 256], help="batch sizes (default: 1 256)")
         sub.add_argument("--repeats", type=int, default=10, help="rounds behind mean ± std (default: 10)")
         sub.add_argument("--examples", type=int, default=100, help="predictions a round at batch 1 (default: 100)")
         said = "of the predictions; less than 32 bits: also how many are the same as in 32-true (default: 32-true)"
-        sub.add_argument("--arithmetic", choices=tuple(ARITHMETIC), default="32-true", help=said)
+        sub.add_argument("--arithmetic", choices=tuple(PRECISIONS), default="32-true", help=said)
         _add_output(sub)
-        _add_config(sub, commands)
+        _add_config(sub, benchmark)
 
     for name, _, sub in _verb(verbs, "report", report, "figures and an HTML page of some runs"):
         sub.epilog = f"example:\n  torchcpl report {name} runs/{name}-cpl-s0 runs/{name}-pointer-s0 --out runs/report"
@@ -251,14 +230,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _verb(verbs: Any, verb: str, run: Callable[[argparse.Namespace], None], help: str) -> Any:
-    """A verb with a sub-command a task: its name, its commands, its parser."""
+    """A verb with a sub-command a task: its name, its benchmark, its parser."""
     parser = verbs.add_parser(verb, help=help, description=help[0].upper() + help[1:] + ".")
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True, dest="task")
-    for name in TASKS:
-        commands = _commands(name)
-        said = f"{help[0].upper() + help[1:]}. Task: {commands.SUMMARY}."
-        sub = tasks.add_parser(name, help=commands.SUMMARY, description=said)
-        yield name, commands, sub
+    for name, benchmark in TASKS.items():
+        said = f"{help[0].upper() + help[1:]}. Task: {benchmark.summary}."
+        sub = tasks.add_parser(name, help=benchmark.summary, description=said)
+        yield name, benchmark, sub
         _finish(sub, run)
         if any(hasattr(action, "dest") and action.dest == "recipe" for action in sub._actions):
             # The dozens of options below would bury the few that matter here.
@@ -275,56 +253,50 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
 
 
-def _add_config(parser: argparse.ArgumentParser, commands: Commands) -> None:
+def _add_config(parser: argparse.ArgumentParser, benchmark: Benchmark[Any]) -> None:
     group = parser.add_argument_group("what is trained", "later ones win: --recipe or --config, then the options")
     base = group.add_mutually_exclusive_group()
-    base.add_argument("--recipe", choices=tuple(recipes(commands.PACKAGE)), help="settings that come with torchcpl")
+    base.add_argument("--recipe", choices=tuple(recipes(benchmark.package)), help="settings that come with torchcpl")
     base.add_argument("--config", type=Path, metavar="FILE", help="settings in a TOML file")
-    add_arguments(group, commands.BENCHMARK.config)
+    add_arguments(group, benchmark.config)
 
 
-def _config(commands: Commands, options: argparse.Namespace, begun: Path | None = None) -> TrainConfig:
+def _config(benchmark: Benchmark[Any], options: argparse.Namespace, begun: Path | None = None) -> TrainConfig:
     """The configuration asked for; of a run that was ``begun``, its own where no other is named."""
     base = None
     if options.recipe:
-        base = read_recipe(commands.BENCHMARK.config, commands.PACKAGE, options.recipe)
+        base = read_recipe(benchmark.config, benchmark.package, options.recipe)
     elif options.config:
-        base = from_toml(commands.BENCHMARK.config, options.config)
+        base = from_toml(benchmark.config, options.config)
     elif begun and (begun / "config.toml").exists():
-        base = from_toml(commands.BENCHMARK.config, begun / "config.toml")
-    config: TrainConfig = from_args(commands.BENCHMARK.config, options, base)
+        base = from_toml(benchmark.config, begun / "config.toml")
+    config: TrainConfig = from_args(benchmark.config, options, base)
     return config
 
 
-def _refuse_settings(commands: Commands, options: argparse.Namespace) -> None:
+def _refuse_settings(benchmark: Benchmark[Any], options: argparse.Namespace) -> None:
     """Runs that are named bring their settings with them."""
     without = ("recipe", "config", "methods", "seeds", "train", "jobs", "folder")
     given = [name for name in without if getattr(options, name, None) is not None]
-    given += [f.name for f in fields(commands.BENCHMARK.config) if hasattr(options, f.name)]  # absent unless given
+    given += [f.name for f in fields(benchmark.config) if hasattr(options, f.name)]  # absent unless given
     if given:
         option = {"folder": "runs"}.get(given[0], given[0]).replace("_", "-")
         raise ValueError(f"--{option}: expected no settings beside RUN, whose own they are")
 
 
-def _planned(commands: Commands, options: argparse.Namespace, folder: Path) -> list[Path]:
+def _planned(benchmark: Benchmark[Any], options: argparse.Namespace, folder: Path) -> list[Path]:
     """The runs of all methods and seeds, complete."""
     for one, many in (("method", "methods"), ("seed", "seeds")):
         if hasattr(options, one):
             raise ValueError(f"--{one}: a table has several, expected --{many}")
-    planned = plan(
-        _config(commands, options), options.methods or tuple(commands.BENCHMARK.names), options.seeds or [0], folder
-    )
+    planned = plan(_config(benchmark, options), options.methods or tuple(benchmark.names), options.seeds or [0], folder)
     complete(
         planned,
-        commands.BENCHMARK.make_task,
+        benchmark.make_task,
         train=bool(options.train),
         jobs=1 if options.jobs is None else options.jobs,
     )
     return list(planned)
-
-
-def _commands(task: str) -> Commands:
-    return cast(Commands, importlib.import_module(TASKS[task]))
 
 
 # ----------------------------------------------------------------------------------------------- output

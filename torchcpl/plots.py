@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchcpl.results import extra, write_atomic
+from torchcpl.tables import Column
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,6 +27,15 @@ P = ParamSpec("P")
 PALETTE = (
     "#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd",
 )  # fmt: skip
+# A method has one colour in the figures of all tasks.
+METHODS = {
+    "cpl": PALETTE[2],
+    "pointer": PALETTE[0],
+    "hungarian": PALETTE[1],
+    "bce": PALETTE[4],
+    "grid": PALETTE[4],
+    "multi_hypothesis": PALETTE[5],
+}
 INK, FAINT = "#22262b", "#c9ced6"
 WIDTH = 6.9  # inches, the text width of a paper
 STYLE = {
@@ -56,10 +66,11 @@ STYLE = {
 
 
 class Curve(NamedTuple):
-    """What a method reaches as something varies: (S, E) values at (E,) places, a row a seed."""
+    """A metric over the epochs (E,): ``values`` (S, E), a row a seed, and where the star is: epoch and value."""
 
     at: Array
     values: Array
+    best: tuple[float, float]
 
 
 class Trade(NamedTuple):
@@ -229,30 +240,28 @@ def interaction(W: Array, labels: Array, names: Sequence[str]) -> Figure:
 
 
 @_styled
-def convergence(curves: Mapping[str, Curve], label: str, colours: Mapping[str, str], best: str = "max") -> Figure:
-    """A line a method: the mean over seeds, ± one deviation, with a star at the best, which is the max or the min."""
-    high = best == "max"
+def convergence(curves: Mapping[str, Curve], column: Column, colours: Mapping[str, str]) -> Figure:
+    """A line a method: the mean over seeds, ± one deviation, with a star at its best, written as in the table."""
+    high = column.best == "max"
     figure = _figure(WIDTH * 0.58, WIDTH * 0.38)
     axes = figure.subplots()
-    means = {name: values.mean(0) for name, (_, values) in curves.items()}
-    tops = {name: int(mean.argmax() if high else mean.argmin()) for name, mean in means.items()}
-    winner = (max if high else min)(curves, key=lambda name: float(means[name][tops[name]]), default=None)
-    for name, (at, values) in curves.items():
-        mean, top = means[name], tops[name]
+    winner = (max if high else min)(curves, key=lambda name: curves[name].best[1], default=None)
+    for name, (at, values, best) in curves.items():
+        mean = values.mean(0)
         deviation = values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
         axes.fill_between(at, mean - deviation, mean + deviation, color=colours[name], alpha=0.18, linewidth=0)
         axes.plot(at, mean, color=colours[name], linewidth=1.4, label=name)
         axes.plot(
-            at[top], mean[top], "*", color=colours[name], markersize=11, markeredgecolor="white",
-            markeredgewidth=0.8, zorder=5, clip_on=False,
+            *best, "*", color=colours[name], markersize=11, markeredgecolor="white", markeredgewidth=0.8, zorder=5,
+            clip_on=False,
         )  # fmt: skip
         above = high == (name == winner)  # the best value stands beyond its star, others between: they may be near
         axes.annotate(
-            f"{mean[top]:.3f}" if high else f"{mean[top]:.2f}", (at[top], mean[top]), (0, 7 if above else -13),
-            textcoords="offset points", ha="center", fontsize=7, color=_dark(colours[name]),
+            column.cell({column.name: best[1]}), best, (0, 7 if above else -13), textcoords="offset points",
+            ha="center", fontsize=7, color=_dark(colours[name]),
         )  # fmt: skip
     axes.set_xlabel("epoch")
-    axes.set_ylabel(label)
+    axes.set_ylabel(column.title)
     axes.grid(True)
     axes.margins(x=0.02, y=0.12)
     axes.legend(loc="lower right" if high else "upper right")

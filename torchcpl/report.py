@@ -69,7 +69,6 @@ class Panel(NamedTuple):
 
 def write_report(
     path: str | Path,
-    title: str,
     lead: str,
     findings: Sequence[str],
     table: Table,
@@ -79,7 +78,7 @@ def write_report(
 ) -> None:
     """Write a page that needs nothing but itself.
 
-    ``findings`` are sentences under the title, ``configs`` names TOML texts, ``commands`` reproduce the page.
+    ``findings`` are sentences under the table's title, ``configs`` names TOML texts, ``commands`` reproduce the page.
     """
     said = "".join(f"<li>{html.escape(finding)}</li>" for finding in findings)
     notes = " ".join(map(html.escape, table.notes))
@@ -102,11 +101,11 @@ def write_report(
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title>
+<title>{html.escape(table.title)}</title>
 <style>{_CSS}</style>
 </head>
 <body><main>
-<h1>{html.escape(title)}</h1>
+<h1>{html.escape(table.title)}</h1>
 <p class="lead">{html.escape(lead)}</p>
 <ul class="findings">{said}</ul>
 <h2>Results</h2>

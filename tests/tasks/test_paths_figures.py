@@ -16,12 +16,13 @@ from torchcpl import plots
 from torchcpl.selectors import CPL
 from torchcpl.tables import Table
 from torchcpl.tasks.paths import figures
+from torchcpl.tasks.paths.benchmark import PathsBenchmark
 from torchcpl.tasks.paths.procedural import procedural_map
-from torchcpl.tasks.paths.results import BENCHMARK, NAMES, SCORES
 from torchcpl.tasks.paths.scenes import Scenes, cells_of, generate, save_scenes
 from torchcpl.tasks.paths.task import PathsConfig, PathsModel, PathsTask
 from torchcpl.train import fit
 
+BENCHMARK = PathsBenchmark()
 SMALL: dict[str, Any] = {
     "epochs": 2, "batch_size": 6, "val": 0.5, "backbone": "patches", "dim": 16, "layers": 0, "heads": 2, "ffn": 16,
     "hidden": 8, "score_hidden": 8, "dropout": 0.0, "decoder_layers": 1, "max_len": 9, "device": "cpu",
@@ -73,7 +74,7 @@ def test_scene_rows_hold_valid_paths_predictions_and_their_scores(scenes: Scenes
     for method, drawn in models.items():
         with torch.no_grad():
             prediction = drawn.select(images)
-        for i, scene in enumerate(rows[NAMES[method]]):
+        for i, scene in enumerate(rows[BENCHMARK.names[method]]):
             (route,) = scene.routes
             length = int(prediction.lengths[i])
             np.testing.assert_allclose(route.points, prediction.points[i, :length], rtol=1e-6)
@@ -195,26 +196,27 @@ def table(**changes: Any) -> Table:
         {**base, "method": "Pointer (AR)", "min_ade": 3.0, "ms": 9.0, "min_ade_n1": 2.5, "min_ade_n2": 3.5},
         {**base, "method": "CPL", "min_ade": 2.0, "ms": 2.0, "min_ade_n1": 1.5, "min_ade_n2": 2.5, **changes},
     ]
-    return Table("Path prediction", SCORES, rows)
+    return Table("Path prediction", BENCHMARK.columns, rows)
 
 
 def test_findings_say_what_the_table_says() -> None:
-    assert figures.findings(table()) == [
+    assert BENCHMARK.findings(table()) == [
         "CPL's paths lie 2.00 px from the nearest valid one (min-ADE); Grid threshold 6.00, Hungarian 7.00.",
         "Where two paths are valid, CPL is at 2.50 px and the best parallel method, Hungarian, at 7.50 px.",
         "The autoregressive pointer reaches 3.00 and takes 4.5× as long to predict.",
         "0.50 % of the points that CPL picks lie off the road.",
     ]
-    bare = figures.findings(table(ms=None, min_ade_n2=None))  # no weights to time, no such scenes
+    bare = BENCHMARK.findings(table(ms=None, min_ade_n2=None))  # no weights to time, no such scenes
     assert len(bare) == 3
     assert bare[1] == "The autoregressive pointer reaches 3.00."
-    only = Table("Path prediction", SCORES, table().rows[-1:])
-    assert figures.findings(only) == []
+    only = Table("Path prediction", BENCHMARK.columns, table().rows[-1:])
+    assert BENCHMARK.findings(only) == []
 
 
 def test_bars_are_as_high_as_the_table_says() -> None:
     results = table(min_ade_n2_std=0.25)
-    figure = figures.strata_bars(results.rows)
+    figure = figures.strata_panel(results.rows).figure
+    assert not isinstance(figure, bytes)
     axes = figure.axes[0]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "2", "3", "≥ 4"]
     bars = [[bar.get_height() for bar in group] for group in axes.containers if hasattr(group, "patches")]
@@ -222,17 +224,9 @@ def test_bars_are_as_high_as_the_table_says() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [row["method"] for row in results.rows]
 
 
-def test_the_star_of_a_distance_is_at_its_lowest() -> None:
-    curve = plots.Curve(np.array([2, 4, 6]), np.array([[5.0, 3.0, 4.0]]))
-    axes = plots.convergence({"CPL": curve}, "min-ADE", {"CPL": "#bd1f01"}, best="min").axes[0]
-    star = next(line for line in axes.lines if line.get_marker() == "*")
-    assert [float(value[0]) for value in star.get_data()] == [4.0, 3.0]
-    assert [text.get_text() for text in axes.texts] == ["3.00"]
-
-
 def test_the_report_holds_every_figure_of_the_runs(runs: list[Path], tmp_path: Path) -> None:
     results = BENCHMARK.table(runs)
-    text = figures.report(runs, tmp_path, results).read_text()
+    text = BENCHMARK.report(runs, tmp_path, results).read_text()
     names = {"scenes", "decoding", "min-ade-by-paths", "convergence"}
     written = {path.name for path in (tmp_path / "figures").iterdir()}
     assert written == {f"{name}.{kind}" for name in names for kind in ("png", "svg")} | {"decode.gif"}
@@ -244,6 +238,6 @@ def test_the_report_holds_every_figure_of_the_runs(runs: list[Path], tmp_path: P
 
 
 def test_a_report_without_cpl_shows_what_there_is(runs: list[Path], tmp_path: Path) -> None:
-    page = figures.report(runs[:1], tmp_path)
+    page = BENCHMARK.report(runs[:1], tmp_path)
     assert 'id="scenes"' in page.read_text()
     assert 'id="decode"' not in page.read_text()

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from torchcpl.inference import compile_for_inference
 from torchcpl.selectors import MultiHypothesis
-from torchcpl.tasks.benchmark import _same
 from torchcpl.tasks.paths.backbones import build_backbone, position_code
+from torchcpl.tasks.paths.benchmark import PUBLISHED, PathsBenchmark
 from torchcpl.tasks.paths.procedural import procedural_map
-from torchcpl.tasks.paths.results import PUBLISHED, published
 from torchcpl.tasks.paths.scenes import Scenes, cells_of, generate, load_scenes, save_scenes
 from torchcpl.tasks.paths.task import (
     COLUMNS,
@@ -29,6 +28,7 @@ from torchcpl.tasks.paths.task import (
     Prediction,
     load_source,
 )
+from torchcpl.tasks.timing import same_picks
 from torchcpl.train import fit, load_checkpoint
 
 SMALL: dict[str, Any] = {
@@ -261,7 +261,7 @@ def test_the_order_of_a_path_counts_among_equal_selections(
 
     model.max_len = 2
     monkeypatch.setattr(model, "select", other)
-    assert (_same(made, model, -100.0, "bf16-mixed") < 0.5) is turned
+    assert (same_picks(made, model, -100.0, "bf16-mixed") < 0.5) is turned
 
 
 # Training.
@@ -344,7 +344,7 @@ def test_published_rows_stand_beside_the_papers_maps_and_split_alone(
     scenes: Scenes, tmp_path: Path, name: str, split: str, shown: bool
 ) -> None:
     save_scenes(dataclasses.replace(scenes, maps=(name,)), tmp_path / "scenes.npz")
-    found = published(PathsConfig(**SMALL, source=str(tmp_path / "scenes.npz"), split=split))
+    found = PathsBenchmark().published(PathsConfig(**SMALL, source=str(tmp_path / "scenes.npz"), split=split))
     assert found == (PUBLISHED if shown else [])
 
 

@@ -57,6 +57,11 @@ def read_run(cls: type[C], path: str | Path) -> Run[C]:
     return Run(path, from_toml(cls, config), history, state)
 
 
+def here(config: C) -> C:
+    """The configuration of a run that may have been trained on another machine."""
+    return override(config, device="auto") if config.device == "cuda" else config
+
+
 def plan(base: C, methods: Iterable[str], seeds: Iterable[int], folder: str | Path) -> dict[Path, C]:
     """Where the run of every method and seed lies, and its configuration."""
     pairs = [(method, seed) for method in methods for seed in seeds]

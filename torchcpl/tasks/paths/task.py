@@ -17,6 +17,7 @@ from torchcpl.metrics import off_road, path_scores
 from torchcpl.potentials import Selection
 from torchcpl.resnet import IMAGENET_MEAN, IMAGENET_STD
 from torchcpl.selectors import CPL, Hungarian, Method, MultiHypothesis, PointerHead, Threshold
+from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.paths.backbones import BACKBONES, build_backbone, position_code
 from torchcpl.tasks.paths.maps import load_maps
 from torchcpl.tasks.paths.procedural import procedural_map
@@ -34,7 +35,13 @@ from torchcpl.tasks.paths.scenes import (
 from torchcpl.train import device_of
 from torchcpl.transformer import Encoder
 
-METHODS = ("grid", "hungarian", "multi_hypothesis", "pointer", "cpl")
+METHODS = {
+    "grid": "Grid threshold",
+    "hungarian": "Hungarian",
+    "multi_hypothesis": "Multi-hypothesis",
+    "pointer": "Pointer (AR)",
+    "cpl": "CPL",
+}  # what the tables call them, in their order
 COLUMNS = ("min_ade", "min_hd", "off_road", "min_ade_n1", "min_ade_n2", "min_ade_n3", "min_ade_n4plus")
 SPLITS = ("index", "geography")
 
@@ -99,7 +106,7 @@ class Prediction(NamedTuple):
         return self.selection.lengths
 
 
-class PathsModel(nn.Module):
+class PathsModel(SelectionModel):
     """Encoder, offsets and method. ``model(batch)`` is the losses, ``model.select(images)`` the path."""
 
     colors: Tensor
@@ -130,9 +137,9 @@ class PathsModel(nn.Module):
         self.offset_weight = 0.1 if self.matched else config.offset_weight
         self.max_len = config.max_len
 
-    def encode(self, images: Tensor) -> Tensor:
+    def encode(self, inputs: Tensor) -> Tensor:
         """Palette images (B, 256, 256) to features of the cells (B, N, d)."""
-        rgb = nn.functional.embedding(images.int(), self.colors).permute(0, 3, 1, 2)  # channels last in memory
+        rgb = nn.functional.embedding(inputs.int(), self.colors).permute(0, 3, 1, 2)  # channels last in memory
         cells = self.backbone(rgb).flatten(2).transpose(1, 2)
         encoded: Tensor = self.encoder(self.project(cells) + self.places)
         return encoded
@@ -154,7 +161,7 @@ class PathsModel(nn.Module):
         loss = self.selection_weight * selection + self.offset_weight * offset
         return {"loss": loss, "selection": selection, "offset": offset}
 
-    def decode(self, features: Tensor, images: Tensor, knob: float | None = None) -> Prediction:
+    def decode(self, features: Tensor, inputs: Tensor, knob: float | None = None) -> Prediction:
         """The path that the method selects, given the encoded cells of the images."""
         judged = self.method.judge(features, self._all(features))
         selection, points = side_by_side(
@@ -162,9 +169,6 @@ class PathsModel(nn.Module):
             lambda: self.points(features),  # now, when a GPU has little else to do
         )
         return Prediction(selection, _gather(points, selection.indices))
-
-    def select(self, images: Tensor, knob: float | None = None) -> Prediction:
-        return self.decode(self.encode(images), images, knob)
 
     def _all(self, features: Tensor) -> Tensor:
         return self.every.expand(len(features), -1)

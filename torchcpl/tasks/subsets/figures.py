@@ -1,50 +1,33 @@
-"""Figures and report of the subsets task, all from finished runs; and the demo that makes everything from nothing."""
+"""Figures of the subsets task: what CPL does with a bag, and how the methods trade recall for precision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchcpl import plots
+from torchcpl.metrics import cluster_scores
 from torchcpl.report import Panel
 from torchcpl.results import extra
 from torchcpl.selectors import CPL
-from torchcpl.tables import Table
-from torchcpl.tasks import pages
-from torchcpl.tasks.pages import (
-    against_pointer,
-    array,
-    convergence_curves,
-    demonstrate,
-    first_runs,
-    runs_of_a_page,
-    steps_of,
-    write_page,
-)
-from torchcpl.tasks.runs import Run
+from torchcpl.tables import Row
+from torchcpl.tasks.figures import array, steps_of
 from torchcpl.tasks.subsets.data import Bags, BagSampler, fixed_bags
-from torchcpl.tasks.subsets.results import BENCHMARK, NAMES, REFERENCE
-from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel, SubsetsTask
+from torchcpl.tasks.subsets.task import METHODS, REFERENCE, SubsetsModel, SubsetsTask
 
-COLOURS = {name: pages.COLOURS[method] for method, name in NAMES.items()} | {REFERENCE: plots.PALETTE[8]}
+COLOURS = {name: plots.METHODS[method] for method, name in METHODS.items()} | {REFERENCE: plots.PALETTE[8]}
 SWEEP_BAGS = 200  # bags behind the precision–recall curves
-CLUSTERS = 5  # of the bag that is shown, as far as there is one
-DEMO_SEEDS = (0, 1, 2)
-LEAD = (
-    "Each input is a bag of images of several classes. The model sees the images alone and picks a subset; it is right "
-    "when every class is picked exactly once. It was trained on one random member of each class, never on the classes."
-)
+LOOKED_AT = 64  # bags among which those to show are found
+CLUSTERS = 5  # of a bag that is shown, or as near as there is
 
 
 class Trace:
-    """One bag, what a model with potentials picks from it, and what it thought at every step."""
+    """One bag, what a model with potentials picks from it, and its view at every step."""
 
-    def __init__(self, model: SubsetsModel, bag: Bags, knob: float) -> None:
+    def __init__(self, model: SubsetsModel, bag: Bags, knob: float | None) -> None:
         self.size = int(bag.mask.sum())  # padding comes last
         with torch.inference_mode():
             encoded = model.encode(bag)
@@ -56,20 +39,24 @@ class Trace:
         self.features = array(bag.features[0, : self.size])
         self.labels = array(bag.labels[0, : self.size])
         self.rows = bag.rows[0, : self.size].cpu()
+        self.classes = len(set(self.labels.tolist()))
+        self.hit = len(set(self.labels[self.picks].tolist()))
 
 
-def example_bag(task: SubsetsTask) -> tuple[Bags, Tensor | None]:
-    """A bag of test images to look at, and its images where there are any: the first with five classes or near it."""
+@torch.inference_mode()
+def example_bags(task: SubsetsTask, model: SubsetsModel, knob: float | None) -> tuple[list[Bags], float]:
+    """The first test bag that is solved and the first that is not, where there is one; the share that is solved.
+
+    They have `CLUSTERS` classes, or as near as there is, and are drawn from the rows with images where there are any.
+    """
     features = task.features
     rows = features.image_rows if features.image_rows is not None else torch.arange(len(features.test))
     sampler = BagSampler(features.test[rows], features.test_labels[rows], task.protocol)
-    bags = fixed_bags(sampler, 32, seed=3)
-    nearest = ((bags.target >= 0).sum(-1) - CLUSTERS).abs().argmin()
-    bag = Bags(
-        *(getattr(bags, name)[nearest : nearest + 1] for name in ("features", "mask", "labels", "target", "rows"))
-    )
-    images = features.images[bag.rows[0, bag.mask[0]]] if features.images is not None else None
-    return bag.to(task.device), images
+    bags = fixed_bags(sampler, LOOKED_AT, seed=3).to(task.device)
+    right = cluster_scores(model.select(bags, knob).indices, bags.labels)["clu_f1"] == 1
+    far = ((bags.target >= 0).sum(-1) - CLUSTERS).abs()
+    kinds = [far.masked_fill(~kind, far.max() + 1) for kind in (right, ~right) if kind.any()]
+    return [list(bags.split(1))[int(distance.argmin())] for distance in kinds], float(right.float().mean())
 
 
 def project(features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -82,6 +69,46 @@ def project(features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return found
 
 
+def bag_panels(task: SubsetsTask, model: SubsetsModel, knob: float | None) -> list[Panel]:
+    """What CPL does with a bag that it solves and, step by step, with one that it does not."""
+    (bags, share), names = example_bags(task, model, knob), task.features.class_names
+    traces = [Trace(model, bag, knob) for bag in bags]
+    shown = [_steps(trace, names, share) for trace in traces]
+    trace = traces[0]
+    if task.features.images is not None:
+        caption = "All images of the first bag, a row a class. Framed: what CPL picked, numbered in order."
+        figure = plots.picked_images(task.features.images[trace.rows].numpy(), trace.labels, trace.picks, names)
+        shown.append(Panel("picked-images", "Picked images", caption, figure, wide=True, dense=True))
+    caption = (
+        "The first bag's features by t-SNE, coloured by class, which the model does not see; the picks in their order."
+    )
+    figure = plots.embedding(project(trace.features), trace.labels, trace.picks, names)
+    shown.append(Panel("embedding", "Embedding", caption, figure))
+    caption = (
+        "What having picked i adds to the logit of j, sorted by class: blue blocks on the diagonal suppress the rest "
+        "of a class once one of it is picked."
+    )
+    if model.method.head.kind != "lowrank":  # type: ignore[union-attr]
+        caption += " Shown is the effect of a first pick; later ones depend on the picks before."
+    shown.append(
+        Panel("interaction", "Interaction W", caption, plots.interaction(trace.W, trace.labels, names), dense=True)
+    )
+    return shown
+
+
+def _steps(trace: Trace, names: tuple[str, ...], share: float) -> Panel:
+    solved = trace.hit == trace.classes == len(trace.picks)
+    caption = (
+        f"{len(trace.picks)} picks from {trace.size} items of {trace.classes} classes, {trace.hit} of them hit; "
+        f"{share:.0%} of {LOOKED_AT} such test bags are solved, every class picked exactly once. After each pick the "
+        "candidates of its class lose their probability, until the stop wins. The label marks what is picked next, "
+        "triangles what was picked before."
+    )
+    title = f"Step by step: a bag that is {'' if solved else 'not '}solved"
+    figure = plots.selection_steps(trace.probabilities, trace.picks, trace.labels, names)
+    return Panel("selection-steps" if solved else "selection-steps-failed", title, caption, figure, wide=True)
+
+
 def trade(task: SubsetsTask, model: SubsetsModel, knob: float) -> plots.Trade:
     """Recall and precision on some of the reported bags as the knob varies."""
     bags = next(iter(task.reported.split(SWEEP_BAGS)))
@@ -92,95 +119,16 @@ def trade(task: SubsetsTask, model: SubsetsModel, knob: float) -> plots.Trade:
     return plots.Trade(pairs[:, 0], pairs[:, 1], (scores[knob]["clu_rec"], scores[knob]["clu_prec"]))
 
 
-def panels(runs: Sequence[Run[SubsetsConfig]], reference: dict[str, Any] | None = None) -> list[Panel]:
-    """Every figure that the runs allow; ``reference`` is the table's row of k-Means."""
-    first = first_runs(runs, NAMES)
-    restored = {method: BENCHMARK.restore(run) for method, run in first.items()}
-    knobs = {method: run.state["best"]["metrics"]["knob"] for method, run in first.items()}
-    found: list[Panel] = []
-    if "cpl" in restored:
-        found += _bag_panels(*restored["cpl"], knobs["cpl"])
-    curves = convergence_curves(runs, "clu_f1", NAMES)
-    if curves:
-        caption = (
-            "CluF1 on the reported bags after every epoch: mean over seeds, ± one standard deviation, star at the best."
-        )
-        figure = plots.convergence(curves, "CluF1", COLOURS)
-        found.append(Panel("convergence", "Convergence", caption, figure))
-    trades = {NAMES[method]: trade(*restored[method], knobs[method]) for method in restored}
+def trade_panel(restored: Mapping[str, Any], reference: Row | None) -> Panel:
+    """Precision and recall of restored runs, one a method; ``reference`` is the table's row of k-Means."""
+    trades = {METHODS[method]: trade(task, model, knob) for method, (task, model, knob) in restored.items()}
     if reference:
         point = np.array([reference["clu_rec"]]), np.array([reference["clu_prec"]])
         trades = {REFERENCE: plots.Trade(*point, (reference["clu_rec"], reference["clu_prec"])), **trades}
+    seeds = ", ".join(map(str, sorted({task.config.seed for task, _, _ in restored.values()})))
     caption = (
-        "Each line is one method as its threshold (BCE, Hungarian) or its stop (CPL, pointer) varies; the large mark "
-        "is the value that was chosen. Grey: equal F1."
+        f"One run of each method, seed {seeds}, on {SWEEP_BAGS} of the reported bags, so that the marks need not be "
+        "the means of the table. Each line is a method as its threshold (BCE, Hungarian) or its stop (CPL, pointer) "
+        "varies; the large mark is the value that was chosen. Grey: equal F1."
     )
-    found.append(Panel("precision-recall", "Precision and recall", caption, plots.precision_recall(trades, COLOURS)))
-    return found
-
-
-def _bag_panels(task: SubsetsTask, model: SubsetsModel, knob: float) -> list[Panel]:
-    """What CPL does with one bag."""
-    bag, images = example_bag(task)
-    trace, names = Trace(model, bag, knob), task.features.class_names
-    hit = len(set(trace.labels[trace.picks].tolist()))
-    classes = len(set(trace.labels.tolist()))
-    said = f"{len(trace.picks)} picks from {trace.size} images of {classes} classes, {hit} of them hit"
-    steps = Panel(
-        "selection-steps",
-        "Selection, step by step",
-        f"{said}. After each pick the candidates of its class lose their probability, until the stop wins. The label "
-        "marks what is picked next, triangles what was picked before.",
-        plots.selection_steps(trace.probabilities, trace.picks, trace.labels, names),
-        wide=True,
-    )
-    shown = [steps]
-    if images is not None:
-        caption = "All images of the same bag, a row a class. Framed: what CPL picked, numbered in order."
-        figure = plots.picked_images(images.numpy(), trace.labels, trace.picks, names)
-        shown.append(Panel("picked-images", "Picked images", caption, figure, wide=True, dense=True))
-    caption = "The bag's features by t-SNE, coloured by class, which the model does not see; the picks in their order."
-    figure = plots.embedding(project(trace.features), trace.labels, trace.picks, names)
-    shown.append(Panel("embedding", "Embedding", caption, figure))
-    caption = (
-        "What having picked i adds to the logit of j, sorted by class: blue blocks on the diagonal suppress the rest "
-        "of a class once one of it is picked."
-    )
-    if model.method.head.kind != "lowrank":  # type: ignore[union-attr]
-        caption += " Shown is the effect of a first pick; later ones depend on the picks before."
-    figure = plots.interaction(trace.W, trace.labels, names)
-    shown.append(Panel("interaction", "Interaction W", caption, figure, dense=True))
-    return shown
-
-
-def findings(results: Table) -> list[str]:
-    """What the table says, in sentences."""
-    rows = {row["method"]: row for row in results.rows}  # of several rules, the last
-    if NAMES["cpl"] not in rows or len(rows) < 2:
-        return []
-    cpl, said = rows.pop(NAMES["cpl"]), []
-    score = results.columns[3]
-    parallel = [rows[name] for name in (REFERENCE, NAMES["bce"], NAMES["hungarian"]) if name in rows]
-    others = ", ".join(f"{row['method']} {score.cell(row)}" for row in parallel)
-    said.append(f"CPL reaches a CluF1 of {score.cell(cpl)}; {others}.")
-    pointer = rows.get(NAMES["pointer"])
-    if pointer:
-        said.append(against_pointer(pointer, cpl, score))
-    said.append(
-        f"CPL's number of picks is off by {cpl['card_err']:.2f} on average; it is not told how many classes there are."
-    )
-    return said
-
-
-def report(paths: Sequence[str | Path], out: str | Path, results: Table | None = None) -> Path:
-    """Write ``report.html`` and the figures into the folder ``out``; the path of the page."""
-    runs = runs_of_a_page(BENCHMARK, paths)
-    results = results or BENCHMARK.table(paths)
-    reference = next((dict(row) for row in results.rows if row["method"] == REFERENCE), None)
-    return write_page(out, runs, results, LEAD, findings(results), panels(runs, reference))
-
-
-def demo(out: str | Path, say: Callable[[str], None]) -> tuple[Table, Path]:
-    """Train all methods on digits over three seeds, compare them, write ``table.json`` and the report into ``out``."""
-    package, data = Path(__file__).parent, "scikit-learn's digits"
-    return demonstrate(BENCHMARK, package, DEMO_SEEDS, data, out, say, report, ["held-out"])
+    return Panel("precision-recall", "Precision and recall", caption, plots.precision_recall(trades, COLOURS))

@@ -15,6 +15,7 @@ from torchcpl.metrics import cluster_scores
 from torchcpl.potentials import Selection
 from torchcpl.selectors import CPL, Hungarian, Method, PointerHead, Threshold, kmeans
 from torchcpl.selectors.cpl import STOP_RULES
+from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.subsets.data import (
     BagProtocol,
     Bags,
@@ -27,7 +28,8 @@ from torchcpl.tasks.subsets.data import (
 from torchcpl.train import device_of
 from torchcpl.transformer import Encoder
 
-METHODS = ("cpl", "bce", "hungarian", "pointer")
+METHODS = {"bce": "BCE", "hungarian": "Hungarian", "pointer": "Pointer (AR)", "cpl": "CPL"}  # in the tables' order
+REFERENCE = "k-Means (oracle k)"
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
 
 
@@ -80,7 +82,7 @@ class SubsetsConfig(TrainConfig):
     )
 
 
-class SubsetsModel(nn.Module):
+class SubsetsModel(SelectionModel):
     """Encoder and method. ``model(bags)`` is the loss, ``model.select(bags)`` the selection."""
 
     paired = True  # items of a class score almost alike: which of them is picked hangs on the ninth digit
@@ -105,12 +107,12 @@ class SubsetsModel(nn.Module):
         self.max_len = config.max_len
         self.input_mix = config.input_mix
 
-    def encode(self, bags: Bags) -> Tensor:
-        features = (bags.features - self.shift) / self.scale
+    def encode(self, inputs: Bags) -> Tensor:
+        features = (inputs.features - self.shift) / self.scale
         if self.training and self.input_mix > 0:
             share = self.input_mix * torch.rand(features.shape[:2], device=features.device).unsqueeze(-1)
             features = features.lerp(features.roll(1, 1), share)  # the order within a bag is random already
-        encoded: Tensor = self.encoder(self.input(features), bags.mask)
+        encoded: Tensor = self.encoder(self.input(features), inputs.mask)
         return encoded
 
     def forward(self, bags: Bags) -> dict[str, Tensor]:
@@ -120,12 +122,9 @@ class SubsetsModel(nn.Module):
         assigned = self.method.assign(features, bags.mask, bags.target, bags.features, goals)
         return {"loss": self.method.loss(features, bags.mask, assigned)}
 
-    def decode(self, features: Tensor, bags: Bags, knob: float | None = None) -> Selection:
+    def decode(self, features: Tensor, inputs: Bags, knob: float | None = None) -> Selection:
         """What the method selects from bags, given their encoded items."""
-        return self.method.select(features, bags.mask, self.max_len, knob)
-
-    def select(self, bags: Bags, knob: float | None = None) -> Selection:
-        return self.decode(self.encode(bags), bags, knob)
+        return self.method.select(features, inputs.mask, self.max_len, knob)
 
 
 def build_method(config: SubsetsConfig) -> Method:
@@ -242,8 +241,9 @@ class SubsetsTask:
         means = (totals / len(bags)).tolist()  # read at once, as each read waits for the device
         return {knob: dict(zip(COLUMNS, row, strict=True)) for knob, row in zip(knobs, means, strict=True)}
 
-    def report(self, model: nn.Module, knob: float) -> dict[str, float]:
+    def report(self, model: nn.Module, knob: float | None = None) -> dict[str, float]:
         """Mean scores over the reported bags."""
+        knob = _subsets_model(model).method.knob if knob is None else knob
         return self.evaluate(model, self.reported, (knob,))[knob]
 
     def examples(self, batch: int, limit: int) -> list[Bags]:

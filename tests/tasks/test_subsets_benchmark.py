@@ -8,22 +8,26 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
+from torchcpl.cli import main
 from torchcpl.config import override
 from torchcpl.head import CPLHead
 from torchcpl.results import CheckpointError, read_history
 from torchcpl.tables import Table
 from torchcpl.tasks.runs import Run
 from torchcpl.tasks.subsets import figures
-from torchcpl.tasks.subsets.results import BENCHMARK, PUBLISHED, make_task, published
+from torchcpl.tasks.subsets.benchmark import PUBLISHED, SubsetsBenchmark
 from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel
 from torchcpl.train import fit
 
+BENCHMARK = SubsetsBenchmark()
 TINY = SubsetsConfig(
     epochs=2, bags=16, batch_size=8, validation_bags=12, dim=16, layers=1, heads=2, ffn=16, hidden=8, permutations=2,
     max_items=24, min_per_class=2, max_per_class=6, max_classes=5, max_len=8, holdout=0.2, device="cpu",
@@ -38,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for method, seed in (("cpl", 0), ("cpl", 1), ("pointer", 0), ("bce", 0), ("hungarian", 0)):
         config = override(TINY, method=method, seed=seed)
-        fit(make_task(config), folder / f"{method}-s{seed}", progress=False)
+        fit(BENCHMARK.make_task(config), folder / f"{method}-s{seed}", progress=False)
     return folder
 
 
@@ -133,7 +137,7 @@ def test_rows_by_method_and_rule(table: Table, folder: Path) -> None:
     assert all(row["ms"] > 0 for row in table.rows)
     assert rows["k-Means (oracle k)", None]["reference"]
     assert table.published == []  # the images are not the paper's
-    assert "20% of the training images" in " ".join(table.notes)
+    assert "20% of the training items" in " ".join(table.notes)
     assert table.info["seeds"] == [0, 1]
     assert table.info["config"]["holdout"] == 0.2
     assert "method" not in table.info["config"]
@@ -174,14 +178,14 @@ def test_an_archived_run_has_scores_and_no_time(changed: Callable[..., Path]) ->
     ],
 )
 def test_runs_that_differ_are_not_averaged(folder: Path, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    fit(make_task(override(TINY, epochs=1, **changes)), tmp_path / "other", progress=False)
+    fit(BENCHMARK.make_task(override(TINY, epochs=1, **changes)), tmp_path / "other", progress=False)
     with pytest.raises(ValueError, match=said):
         BENCHMARK.table([folder / "cpl-s0", tmp_path / "other"])
 
 
 def test_every_kind_of_interaction_has_a_row(folder: Path, tmp_path: Path) -> None:
     for kind in ("recent", "coverage"):
-        fit(make_task(override(TINY, epochs=1, kind=kind)), tmp_path / kind, progress=False)
+        fit(BENCHMARK.make_task(override(TINY, epochs=1, kind=kind)), tmp_path / kind, progress=False)
 
     def names(*paths: Path) -> list[str]:
         rows = BENCHMARK.table([folder / "bce-s0", *paths], ["held-out"]).rows
@@ -191,7 +195,7 @@ def test_every_kind_of_interaction_has_a_row(folder: Path, tmp_path: Path) -> No
     assert names(tmp_path / "recent") == ["BCE", "CPL"]
     assert names(tmp_path / "recent", tmp_path / "coverage") == ["BCE", "CPL (coverage)", "CPL (recent)"]
     with pytest.raises(ValueError, match="expected one kind of CPL in a report, got coverage, recent"):
-        figures.report([tmp_path / "recent", tmp_path / "coverage"], tmp_path / "page")
+        BENCHMARK.report([tmp_path / "recent", tmp_path / "coverage"], tmp_path / "page")
 
 
 def test_the_same_run_twice_is_refused(folder: Path) -> None:
@@ -223,7 +227,7 @@ def test_published_rows_stand_beside_the_papers_images_alone(tmp_path: Path) -> 
         names = np.array([f"class {i}" for i in range(5)] + ["aquarium_fish" if known else "goldfish"])
         features, labels = generator.normal(size=(60, 4)), np.repeat(np.arange(6), 10)
         np.savez(tmp_path / f"{name}.npz", features=features, labels=labels, class_names=names)
-        found = published(override(TINY, source=str(tmp_path / f"{name}.npz")))
+        found = BENCHMARK.published(override(TINY, source=str(tmp_path / f"{name}.npz")))
         assert found == (PUBLISHED if known else [])
     assert {row["method"]: row["clu_f1"] for row in PUBLISHED} == {
         "k-Means (oracle k)": 0.778, "BCE": 0.176, "Hungarian": 0.617, "Pointer (AR)": 0.875, "CPL": 0.853
@@ -244,7 +248,7 @@ def test_bench_says_how_many_selections_are_those_of_float32(
     monkeypatch.setattr(SubsetsModel, "paired", False)  # all as autocast has it, so that some do change
     monkeypatch.setattr(CPLHead, "precise", False)
     small: dict[str, Any] = {"batches": (1,), "repeats": 1, "examples": 2}
-    task, model = BENCHMARK.restore(BENCHMARK.read(folder / run))
+    task, model, _ = BENCHMARK.restore(BENCHMARK.read(folder / run))
     (bags,) = task.examples(len(task.reported), 1)
     with torch.inference_mode():
         expected = model.select(bags).tolist()
@@ -265,11 +269,12 @@ def test_bench_refuses_other_arithmetic(folder: Path) -> None:
 
 
 def test_the_report_has_every_panel(folder: Path, tmp_path: Path, table: Table) -> None:
-    page = figures.report(sorted(folder.iterdir()), tmp_path / "report", table)
+    page = BENCHMARK.report(sorted(folder.iterdir()), tmp_path / "report", table)
     text = page.read_text(encoding="utf-8")
     names = {
-        "selection-steps", "picked-images", "embedding", "interaction", "convergence", "precision-recall",
+        "selection-steps-failed", "picked-images", "embedding", "interaction", "convergence", "precision-recall",
     }  # fmt: skip
+    names |= {"selection-steps"} & set(re.findall(r'id="([^"]*)"', text))  # a model of two epochs may solve none
     assert set(re.findall(r'<figure class="[^"]*" id="([^"]*)"', text)) == names
     files = {path.name for path in (page.parent / "figures").iterdir()}
     assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
@@ -283,13 +288,14 @@ def test_the_report_has_every_panel(folder: Path, tmp_path: Path, table: Table) 
 
 
 def test_a_report_of_one_parallel_method(folder: Path, tmp_path: Path) -> None:
-    page = figures.report([folder / "bce-s0"], tmp_path / "report")
+    page = BENCHMARK.report([folder / "bce-s0"], tmp_path / "report")
     assert re.findall(r'<figure class="[^"]*" id="([^"]*)"', page.read_text(encoding="utf-8")) == ["precision-recall"]
 
 
 def test_a_trace_is_what_the_model_does(folder: Path) -> None:
-    task, model = BENCHMARK.restore(BENCHMARK.read(folder / "cpl-s0"))
-    bag, images = figures.example_bag(task)
+    task, model, _ = BENCHMARK.restore(BENCHMARK.read(folder / "cpl-s0"))
+    bag = figures.example_bags(task, model, 0.0)[0][0]
+    images = task.features.images
     trace = figures.Trace(model, bag, 0.0)
     with torch.no_grad():
         selection = model.select(bag, 0.0)
@@ -307,17 +313,67 @@ def test_a_trace_is_what_the_model_does(folder: Path) -> None:
     assert trace.W.shape == (trace.size, trace.size)
     assert images is not None
     # The images are those of the features, which are their pixels.
-    assert torch.allclose(images.flatten(1) / 255, bag.features[0, : trace.size], atol=0.003)
+    assert torch.allclose(images[trace.rows].flatten(1) / 255, bag.features[0, : trace.size], atol=0.003)
 
 
 def test_a_trace_needs_steps(folder: Path) -> None:
-    task, model = BENCHMARK.restore(BENCHMARK.read(folder / "bce-s0"))
+    task, model, _ = BENCHMARK.restore(BENCHMARK.read(folder / "bce-s0"))
     with pytest.raises(ValueError, match="step by step"):
-        figures.Trace(model, figures.example_bag(task)[0], 0.5)
+        figures.Trace(model, figures.example_bags(task, model, 0.5)[0][0], 0.5)
+
+
+def test_the_bags_shown_are_one_that_is_solved_and_one_that_is_not(folder: Path) -> None:
+    task, model, _ = BENCHMARK.restore(BENCHMARK.read(folder / "cpl-s0"))
+
+    class Chooses(torch.nn.Module):
+        """Right in bags with an odd number of items."""
+
+        def select(self, bags: Any, knob: float | None) -> Any:
+            odd = (bags.mask.sum(-1, keepdim=True) % 2).bool()
+            return SimpleNamespace(indices=bags.target.where(odd, -1))
+
+    (solved, failed), share = figures.example_bags(task, Chooses(), None)  # type: ignore[arg-type]
+    assert solved.mask.sum() % 2 == 1
+    assert failed.mask.sum() % 2 == 0
+    assert 0 < share < 1
+    assert {int((bag.target >= 0).sum()) for bag in (solved, failed)} == {figures.CLUSTERS}
+    (panel,) = (panel for panel in figures.bag_panels(task, model, None) if "-failed" in panel.name)
+    assert panel.title.endswith("a bag that is not solved")  # by a model trained for two epochs
+
+
+def test_the_star_is_the_tables_value(folder: Path, table: Table) -> None:
+    (panel,) = BENCHMARK._convergence([BENCHMARK.read(path) for path in sorted(folder.iterdir())])
+    assert not isinstance(panel.figure, bytes)
+    rows = {row["method"]: row for row in table.rows}  # of the last rule
+    axes = panel.figure.axes[0]
+    stars = [line for line in axes.lines if line.get_marker() == "*"]
+    assert [float(star.get_ydata()[0]) for star in stars] == [
+        pytest.approx(rows[name]["clu_f1"]) for name in ("Pointer (AR)", "CPL")
+    ]
+    assert [text.get_text() for text in axes.texts] == [f"{rows[n]['clu_f1']:.3f}"[1:] for n in ("Pointer (AR)", "CPL")]
+
+
+def test_an_evaluation_reads_the_weights_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, loaded = safetensors.torch.load, []
+    monkeypatch.setattr(safetensors.torch, "load", lambda data: loaded.append(len(data)) or read(data))
+    assert main(["evaluate", str(folder / "cpl-s0")]) == 0
+    assert len(loaded) == 1
+
+
+def test_a_report_of_other_data_does_not_speak_of_images(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    labels = np.repeat(np.arange(6), 10)
+    features = generator.normal(size=(60, 4)) + 3 * labels[:, None]
+    np.savez(tmp_path / "rows.npz", features=features, labels=labels)
+    config = override(TINY, source=str(tmp_path / "rows.npz"), epochs=1)
+    fit(BENCHMARK.make_task(config), tmp_path / "run", progress=False)
+    page = BENCHMARK.report([tmp_path / "run"], tmp_path / "page").read_text(encoding="utf-8")
+    words = re.sub(r'src="[^"]*"|<style>.*?</style>', "", page, flags=re.DOTALL)
+    assert "image" not in words
 
 
 def test_trades_are_scores_on_the_first_reported_bags(folder: Path) -> None:
-    task, model = BENCHMARK.restore(BENCHMARK.read(folder / "bce-s0"))
+    task, model, _ = BENCHMARK.restore(BENCHMARK.read(folder / "bce-s0"))
     trade = figures.trade(task, model, 0.3)
     scores = task.evaluate(model, task.reported, (*model.method.knobs, 0.3))  # 0.3 is one of them
     assert trade.chosen == pytest.approx((scores[0.3]["clu_rec"], scores[0.3]["clu_prec"]))
@@ -327,7 +383,7 @@ def test_trades_are_scores_on_the_first_reported_bags(folder: Path) -> None:
 
 
 def test_findings_follow_the_table(table: Table) -> None:
-    said = " ".join(figures.findings(table))
+    said = " ".join(BENCHMARK.findings(table))
     rows = {row["method"]: row for row in table.rows}  # the last rule's
     score = table.columns[3]
     for method in ("CPL", "BCE", "Hungarian", "k-Means (oracle k)", "Pointer (AR)"):
@@ -337,6 +393,6 @@ def test_findings_follow_the_table(table: Table) -> None:
 
 def test_findings_without_times(table: Table) -> None:
     rows = [{**row, "ms": None} for row in table.rows]
-    said = figures.findings(Table(table.title, table.columns, json.loads(json.dumps(rows))))
+    said = BENCHMARK.findings(Table(table.title, table.columns, json.loads(json.dumps(rows))))
     assert any("pointer" in sentence for sentence in said)
     assert "None" not in " ".join(said)

@@ -1,0 +1,41 @@
+"""What the figures of the tasks have in common: a selection step by step."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchcpl.constraints import Rules
+from torchcpl.functional import prefix_logits
+from torchcpl.selectors import CPL, Method
+
+
+class Steps(NamedTuple):
+    """The picks of a method that selects step by step from one row, and its view after 0, 1, …, T picks."""
+
+    picks: list[int]  # (T,)
+    probabilities: NDArray[Any]  # (T+1, N+1) of the next choice, the stop last
+    added: NDArray[Any]  # (T+1, N) what the picks added to the logits
+
+
+@torch.inference_mode()
+def steps_of(method: Method, encoded: Tensor, mask: Tensor, max_len: int, knob: float | None = None) -> Steps:
+    """The selection from encoded candidates (1, N, d), step by step; ValueError for a method that has no steps."""
+    if not isinstance(method, CPL):
+        raise ValueError(f"model: expected one that selects step by step, got {type(method).__name__}")
+    knob = method.knob if knob is None else knob
+    pot = method.potentials(encoded, mask)
+    selection = method.pick(pot, max_len, knob)
+    picks = selection.tolist()[0]
+    order = selection.indices[:, : len(picks)]
+    bias = knob if method.stop_rule == "argmax" else 0.0
+    logits = prefix_logits(pot, order[:, None], Rules(pot, max_len, 0, bias, ()))[0, 0]
+    added, _ = pot.interaction.prefix_logits(order)
+    return Steps(picks, array(logits.softmax(-1)), array(added[0]))
+
+
+def array(values: Tensor) -> NDArray[Any]:
+    return values.float().cpu().numpy() if values.is_floating_point() else values.cpu().numpy()

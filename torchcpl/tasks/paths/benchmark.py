@@ -1,0 +1,157 @@
+"""The paths task as the command line knows it."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from torchcpl.config import override
+from torchcpl.report import Panel
+from torchcpl.results import write_atomic
+from torchcpl.tables import Column, Row, Table
+from torchcpl.tasks.benchmark import Benchmark, against_pointer
+from torchcpl.tasks.paths import figures
+from torchcpl.tasks.paths.scenes import Scenes, save_scenes
+from torchcpl.tasks.paths.task import COLUMNS, METHODS, PathsConfig, PathsTask, load_source, split_scenes
+from torchcpl.tasks.runs import Run
+
+NUSCENES = {"boston-seaport", "singapore-hollandvillage", "singapore-onenorth", "singapore-queenstown"}
+# The paper's tables 1 and 3: nuScenes, one A100, batch 1.
+PUBLISHED = [
+    dict(zip(("method", *COLUMNS, "ms", "ms_std"), row, strict=True))
+    for row in (
+        ("Grid threshold", 5.84, 35.76, 0.52, 4.86, 6.48, 9.11, 12.54, 2.80, 0.07),
+        ("Hungarian", 8.20, 29.14, 10.91, 5.38, 13.78, 11.63, 13.95, 2.79, None),
+        ("Multi-hypothesis", 6.83, 38.63, 0.42, 6.13, 6.96, 9.05, 13.61, 3.15, 0.09),
+        ("Pointer (AR)", 2.68, 10.03, 0.80, 2.58, 2.50, 3.90, 3.70, 32.91, 0.14),
+        ("CPL", 2.35, 9.92, 0.83, 2.08, 2.25, 4.12, 4.52, 6.07, 0.14),
+    )
+]
+
+
+class PathsBenchmark(Benchmark[PathsConfig]):
+    summary = "path prediction: one valid path through a road scene from above"
+    subject = "Path prediction"
+    config = PathsConfig
+    names = METHODS
+    columns = (
+        Column("method", "Method"),
+        Column("min_ade", "min-ADE", 2, "min"),
+        Column("min_hd", "min-HD", 2, "min"),
+        Column("off_road", "Off-road %", 2, "min"),
+        Column("ms", "ms", 2, "min"),
+        Column("min_ade_n1", "n=1", 2, "min"),
+        Column("min_ade_n2", "n=2", 2, "min"),
+        Column("min_ade_n3", "n=3", 2, "min"),
+        Column("min_ade_n4plus", "n≥4", 2, "min"),
+    )
+    reported = "reported scenes"
+    held_out = "held-out training scenes"
+    alike = ("source", "scenes", "scenes_seed", "split", "val", "dev", "epochs", "backbone", "weights")
+    lead = (
+        "Each input is a road scene from above, cut into 32 × 32 cells. The model picks cells, and a point in each, "
+        "that make one path from the ego on; any path that the lanes allow is right. Training showed it one valid path "
+        "of a scene at a time, never all of them together."
+    )
+    demo_data = "procedural roads"
+
+    def make_task(self, config: PathsConfig) -> PathsTask:
+        return PathsTask(config, scenes_of(config))
+
+    def source(self, config: PathsConfig) -> str:
+        name = config.source if config.source == "procedural" else Path(config.source).name
+        return f"{name}, split by {config.split}"
+
+    def published(self, config: PathsConfig) -> Sequence[Row]:
+        """Where the roads are nuScenes' and the scenes split by index, as the paper's are."""
+        return PUBLISHED if config.split == "index" and NUSCENES.issuperset(scenes_of(config).maps) else []
+
+    def notes(self, config: PathsConfig) -> list[str]:
+        parts = split_scenes(config, scenes_of(config))
+        strata = _strata(scenes_of(config).counts[parts.val])
+        start = f"{config.backbone}{', pretrained' if config.weights else ''}"
+        return [
+            f"Pixels of 0.5 m, to the nearest valid path; {len(parts.val)} scenes ({strata} valid paths).",
+            f"Trained on one valid path of {len(parts.train)} scenes at a time, {config.epochs} epochs; "
+            f"backbone: {start}.",
+        ]
+
+    def panels(self, runs: Sequence[Run[PathsConfig]], table: Table) -> list[Panel]:
+        models = {}
+        for method, run in self.first_runs(runs).items():
+            task, models[method], _ = self.restore(run)  # a task holds all its scenes: one at a time
+        reported = task.scenes.select(task.parts.val)
+        shown = reported.select(figures.example_scenes(reported))
+        found = [figures.scenes_panel(models, shown)]
+        if "cpl" in models:
+            found += figures.decoding_panels(models["cpl"], shown)
+        return [*found, figures.strata_panel(last_rule(table))]
+
+    def findings(self, table: Table) -> list[str]:
+        rows = {row["method"]: row for row in last_rule(table)}
+        if METHODS["cpl"] not in rows or len(rows) < 2:
+            return []
+        cpl, columns = rows[METHODS["cpl"]], {column.name: column for column in table.columns}
+        score, said = columns["min_ade"], []
+        parallel = [rows[name] for method, name in METHODS.items() if method not in figures.ORDERED and name in rows]
+        if parallel:
+            others = ", ".join(f"{row['method']} {score.cell(row)}" for row in parallel)
+            said.append(f"CPL's paths lie {score.cell(cpl)} px from the nearest valid one (min-ADE); {others}.")
+            if cpl["min_ade_n2"] is not None:
+                two, best = columns["min_ade_n2"], min(parallel, key=lambda row: float(row["min_ade_n2"]))
+                said.append(
+                    f"Where two paths are valid, CPL is at {two.cell(cpl)} px and the best parallel method, "
+                    f"{best['method']}, at {two.cell(best)} px."
+                )
+        pointer = rows.get(METHODS["pointer"])
+        if pointer:
+            said.append(against_pointer(pointer, cpl, score))
+        said.append(f"{cpl['off_road']:.2f} % of the points that CPL picks lie off the road.")
+        return said
+
+
+@cache
+def _scenes(source: PathsConfig) -> Scenes:
+    return load_source(source, progress=multiprocessing.parent_process() is None)  # one process shows it
+
+
+def scenes_of(config: PathsConfig) -> Scenes:
+    """The scenes of a configuration, read or drawn once."""
+    return _scenes(PathsConfig(source=config.source, scenes=config.scenes, scenes_seed=config.scenes_seed))
+
+
+def last_rule(table: Table) -> list[Row]:
+    """The rows of the last of the table's rules."""
+    return [row for row in table.rows if row["rule"] == table.rows[-1]["rule"]]
+
+
+def make_scenes(
+    config: PathsConfig, out: Path | None, show: Path | None, splits: tuple[str, ...], say: Callable[[str], None]
+) -> Scenes:
+    """The scenes of a configuration: counted, split, written to ``out`` and drawn in ``show`` where these are given."""
+    for path, suffix in ((out, ".npz"), (show, ".png")):
+        if path and path.suffix != suffix:
+            raise ValueError(f"{path}: expected a name that ends in {suffix}")
+    scenes = load_source(config)
+    say(f"{len(scenes)} scenes of {', '.join(scenes.maps)}; valid paths: {_strata(scenes.counts)}")
+    for split in splits:
+        say(f"Split by {split}: {split_scenes(override(config, split=split), scenes)}")
+    if out:
+        save_scenes(scenes, out)
+        say(f"Written to {out}, {out.stat().st_size / 1e6:.1f} MB")
+    if show:
+        write_atomic(show, figures.sheet(scenes))
+        say(f"Contact sheet: {show}")
+    if out:
+        say(f"Next: torchcpl train paths --source {out}")
+    return scenes
+
+
+def _strata(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> str:
+    """How many scenes have 1, 2, 3 and more valid paths, in words."""
+    shares = np.bincount(np.minimum(counts, 4), minlength=5)[1:].tolist()
+    return ", ".join(f"{count} with {n}" for n, count in zip(("1", "2", "3", "≥ 4"), shares, strict=True))

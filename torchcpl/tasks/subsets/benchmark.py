@@ -1,0 +1,111 @@
+"""The subsets task as the command line knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from torchcpl.report import Panel
+from torchcpl.selectors import kmeans
+from torchcpl.tables import Column, Row, Table, summarise
+from torchcpl.tasks import timing
+from torchcpl.tasks.benchmark import Benchmark, against_pointer
+from torchcpl.tasks.runs import Run, here
+from torchcpl.tasks.subsets import figures
+from torchcpl.tasks.subsets.data import BagProtocol, Features, load_source
+from torchcpl.tasks.subsets.task import COLUMNS, METHODS, REFERENCE, SubsetsConfig, SubsetsTask
+from torchcpl.train import device_of
+
+# The paper's table 2: CIFAR-100, one A100, batch 1.
+PUBLISHED = [
+    dict(zip(("method", *COLUMNS, "ms", "ms_std"), row, strict=True))
+    for row in (
+        (REFERENCE, 0.778, 0.778, 0.778, 0.00, None, None),
+        ("BCE", 0.992, 0.099, 0.176, 65.69, 1.50, 0.11),
+        ("Hungarian", 0.665, 0.592, 0.617, 1.32, 1.30, 0.08),
+        ("Pointer (AR)", 0.850, 0.910, 0.875, 0.66, 15.46, 0.22),
+        ("CPL", 0.839, 0.879, 0.853, 0.80, 1.71, 0.07),
+    )
+]
+
+
+@cache
+def _features(source: str, root: str, weights: str, device: str) -> Features:
+    return load_source(source, root=root or None, weights=weights or None, device=device)
+
+
+class SubsetsBenchmark(Benchmark[SubsetsConfig]):
+    summary = "representative subsets: one member of every class in a bag"
+    subject = "Representative subsets"
+    config = SubsetsConfig
+    names = METHODS
+    columns = (
+        Column("method", "Method"),
+        Column("clu_rec", "CluRec", 3, "max", share=True),
+        Column("clu_prec", "CluPrec", 3, "max", share=True),
+        Column("clu_f1", "CluF1", 3, "max", share=True),
+        Column("card_err", "CardErr", 2, "min"),
+        Column("ms", "ms", 2, "min"),
+    )
+    reported = "reported bags"
+    held_out = "held-out training bags"
+    alike = ("source", "holdout", "validation_bags", *(f.name for f in fields(BagProtocol)))
+    lead = (
+        "Each input is a bag of items of several classes. The model sees the items alone and picks a subset; it is "
+        "right when every class is picked exactly once. It was trained on one random member of each class, never on "
+        "the classes."
+    )
+    demo_data = "scikit-learn's digits"
+    demo_seeds = (0, 1, 2)
+
+    def make_task(self, config: SubsetsConfig) -> SubsetsTask:
+        return SubsetsTask(config, _features(config.source, config.root, config.weights, str(device_of(config))))
+
+    def source(self, config: SubsetsConfig) -> str:
+        path = Path(config.source)
+        return path.parent.name + "/" + path.name if path.suffix == ".npz" else config.source
+
+    def published(self, config: SubsetsConfig) -> Sequence[Row]:
+        return PUBLISHED if "aquarium_fish" in self.make_task(here(config)).features.class_names else []
+
+    def reference(self, runs: Sequence[Run[SubsetsConfig]]) -> list[dict[str, Any]]:
+        """k-Means on the reported bags, which it has in common with every run."""
+        task = self.make_task(here(runs[0].config))
+        seeds = sorted({run.config.seed for run in runs})
+        columns = summarise([task.evaluate_kmeans(task.reported, seed) for seed in seeds])
+        bags = task.examples(1, timing.TIMED)
+        mean, deviation = timing.clock([partial(kmeans, b.features, b.mask, (b.target >= 0).sum(-1)) for b in bags])
+        return [{"method": REFERENCE, "rule": None, "reference": True, **columns, "ms": mean, "ms_std": deviation}]
+
+    def notes(self, config: SubsetsConfig) -> list[str]:
+        bags = config.validation_bags
+        said = [f"{bags} bags of test items. Trained on one random member of each class, never on the classes."]
+        if config.holdout:
+            said.append(f"{config.holdout:.0%} of the training items set aside.")
+        return said
+
+    def panels(self, runs: Sequence[Run[SubsetsConfig]], table: Table) -> list[Panel]:
+        restored = {method: self.restore(run) for method, run in self.first_runs(runs).items()}
+        found: list[Panel] = []
+        if "cpl" in restored:
+            found += figures.bag_panels(*restored["cpl"])
+        reference = next((row for row in table.rows if row["method"] == REFERENCE), None)
+        return [*found, figures.trade_panel(restored, reference)]
+
+    def findings(self, table: Table) -> list[str]:
+        rows = {row["method"]: row for row in table.rows}  # of several rules, the last
+        if METHODS["cpl"] not in rows or len(rows) < 2:
+            return []
+        cpl, score = rows.pop(METHODS["cpl"]), table.columns[3]
+        parallel = [rows[name] for name in (REFERENCE, METHODS["bce"], METHODS["hungarian"]) if name in rows]
+        others = ", ".join(f"{row['method']} {score.cell(row)}" for row in parallel)
+        said = [f"CPL reaches a CluF1 of {score.cell(cpl)}; {others}."]
+        pointer = rows.get(METHODS["pointer"])
+        if pointer:
+            said.append(against_pointer(pointer, cpl, score))
+        count = f"{cpl['card_err']:.2f}"
+        said.append(f"CPL's number of picks is off by {count} on average; it is not told how many classes there are.")
+        return said
