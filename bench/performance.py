@@ -12,7 +12,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from bench.claims import Row, find, ratio
-from torchcpl.plots import INK, PALETTE, STYLE, WIDTH, render
+from torchcpl.plots.style import INK, PALETTE, STYLE, WIDTH, render
 from torchcpl.results import read_json, write_atomic
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -151,7 +151,7 @@ def test_precision_recall() -> None:
         assert np.array_equal(part.get_ydata(), [0.4, 0.7, 0.95])
     assert (float(chosen.get_xdata()[0]), float(chosen.get_ydata()[0])) == (0.8, 0.7)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["k-Means", "CPL"]
-    equal = [line for line in axes.lines if line.get_color() == plots.FAINT]
+    equal = [line for line in axes.lines if line.get_color() == plots.style.FAINT]
     for f1, curve in zip((0.2, 0.4, 0.6, 0.8, 0.9), equal, strict=True):
         recall, precision = np.array(curve.get_xdata()), np.array(curve.get_ydata())
         assert 2 * recall * precision / (recall + precision) == pytest.approx(f1)

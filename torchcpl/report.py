@@ -15,7 +15,7 @@ from torchcpl.tables import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_CSS = """
+_CSS = r"""
 :root { --ink: #1c2127; --soft: #5b6470; --line: #e3e7ec; --paper: #ffffff; --ground: #f5f6f8; --accent: #2f6fb0; }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink); line-height: 1.55;
@@ -26,7 +26,12 @@ h2 { font-size: 1.15rem; margin: 2.6rem 0 .8rem; }
 p { margin: .5rem 0; } .lead { color: var(--soft); font-size: 1.05rem; max-width: 46rem; }
 ul.findings { padding-left: 1.1rem; margin: 1rem 0 0; max-width: 46rem; } ul.findings li { margin: .3rem 0; }
 .card { background: var(--paper); border: 1px solid var(--line); border-radius: 12px; padding: 1.1rem 1.2rem; }
-.scroll { overflow-x: auto; }
+/* What overflows scrolls, with a shadow at the edge where there is more. */
+.scroll { overflow-x: auto; background:
+  linear-gradient(to right, var(--paper) 30%, transparent) left / 2.5rem 100% no-repeat local,
+  linear-gradient(to left, var(--paper) 30%, transparent) right / 2.5rem 100% no-repeat local,
+  linear-gradient(to right, #0004, transparent) left / .8rem 100% no-repeat scroll,
+  linear-gradient(to left, #0004, transparent) right / .8rem 100% no-repeat scroll; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .95rem; }
 th, td { padding: .45rem .7rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { text-align: left; }
@@ -34,7 +39,6 @@ th { font-weight: 600; color: var(--soft); font-size: .85rem; }
 tr:last-child td { border-bottom: 0; }
 tr.published td { color: var(--soft); font-size: .85rem; } tr.published td:first-child { padding-left: 1.6rem; }
 tr.rule td { font-style: italic; color: var(--soft); padding-top: 1rem; }
-tr.highlight td { background: #eef4fb; }
 .notes { color: var(--soft); font-size: .85rem; margin: .8rem 0 0; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
 figure { margin: 0; display: flex; flex-direction: column; } figure.wide { grid-column: 1 / -1; }
@@ -48,7 +52,11 @@ details { border-top: 1px solid var(--line); padding: .6rem 0; } details:first-o
 summary { cursor: pointer; font-weight: 600; font-size: .95rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: 0; font-size: .9rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-@media (max-width: 40rem) { th, td { padding: .4rem .45rem; } table { font-size: .85rem; } }
+@media (max-width: 40rem) {
+  th, td { padding: .4rem .45rem; } table { font-size: .85rem; } .card { padding: .9rem .8rem; }
+  figure.wide::before, .table::before { content: "scroll sideways \2192"; display: block; text-align: right;
+    color: var(--soft); font-size: .8rem; margin-bottom: .3rem; }
+}
 @media print { body { background: none; } .card { break-inside: avoid; } }
 """
 
@@ -109,7 +117,7 @@ def write_report(
 <p class="lead">{html.escape(lead)}</p>
 <ul class="findings">{said}</ul>
 <h2>Results</h2>
-<div class="card"><div class="scroll">{table.html()}</div><p class="notes">{notes}</p></div>
+<div class="card table"><div class="scroll">{table.html()}</div><p class="notes">{notes}</p></div>
 <h2>Figures</h2>
 <div class="figures">{"".join(map(_figure, panels))}</div>
 <h2>Reproduce</h2>

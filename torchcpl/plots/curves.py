@@ -1,0 +1,113 @@
+"""A metric over training, recall against precision, bars by group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from torchcpl.plots.style import FAINT, INK, WIDTH, Array, dark, new_figure, styled
+from torchcpl.tables import Column
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Curve(NamedTuple):
+    """A metric over the epochs (E,): ``values`` (S, E), a row a seed, and where the star is: epoch and value."""
+
+    at: Array
+    values: Array
+    best: tuple[float, float]
+
+
+class Trade(NamedTuple):
+    """A method's recall and precision as its knob varies, and at the knob that was chosen."""
+
+    recall: Array
+    precision: Array
+    chosen: tuple[float, float]
+
+
+@styled
+def convergence(curves: Mapping[str, Curve], column: Column, colours: Mapping[str, str]) -> Figure:
+    """A line a method: the mean over seeds, ± one deviation, with a star at its best, written as in the table."""
+    high = column.best == "max"
+    figure = new_figure(WIDTH * 0.58, WIDTH * 0.38)
+    axes = figure.subplots()
+    winner = (max if high else min)(curves, key=lambda name: curves[name].best[1], default=None)
+    for name, (at, values, best) in curves.items():
+        mean = values.mean(0)
+        deviation = values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+        axes.fill_between(at, mean - deviation, mean + deviation, color=colours[name], alpha=0.18, linewidth=0)
+        axes.plot(at, mean, color=colours[name], linewidth=1.4, label=name)
+        axes.plot(
+            *best, "*", color=colours[name], markersize=11, markeredgecolor="white", markeredgewidth=0.8, zorder=5,
+            clip_on=False,
+        )  # fmt: skip
+        above = high == (name == winner)  # the best value stands beyond its star, others between: they may be near
+        axes.annotate(
+            column.cell({column.name: best[1]}), best, (0, 7 if above else -13), textcoords="offset points",
+            ha="center", fontsize=7, color=dark(colours[name]),
+        )  # fmt: skip
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(column.title)
+    axes.grid(True)
+    axes.margins(x=0.02, y=0.12)
+    axes.legend(loc="lower right" if high else "upper right")
+    return figure
+
+
+@styled
+def precision_recall(trades: Mapping[str, Trade], colours: Mapping[str, str]) -> Figure:
+    """A line a method as its threshold or stop bias varies, a dot at the chosen one, over lines of equal F1."""
+    figure = new_figure(WIDTH * 0.55, WIDTH * 0.5)
+    axes = figure.subplots()
+    axes.set_xlim(0, 1.03)
+    axes.set_ylim(0, 1.03)
+    recall = np.linspace(0.01, 1.0, 400)
+    for f1 in (0.2, 0.4, 0.6, 0.8, 0.9):
+        precision = f1 * recall / np.maximum(2 * recall - f1, 1e-9)
+        seen = (2 * recall > f1) & (precision <= 1.0)
+        axes.plot(recall[seen], precision[seen], color=FAINT, linewidth=0.6, zorder=1)
+        said = f"{f1:g}" if f1 > 0.2 else f"F1 = {f1:g}"
+        axes.text(f1 / (2 - f1), 1.005, said, ha="center", va="bottom", fontsize=6, color="#8a93a0")
+    for name, trade in trades.items():
+        if len(trade.recall) > 1:
+            axes.plot(trade.recall, trade.precision, "-", color=colours[name], linewidth=1.3, zorder=2)
+            axes.plot(trade.recall, trade.precision, ".", color=colours[name], markersize=3.5, zorder=2)
+        axes.plot(
+            *trade.chosen, "o" if len(trade.recall) > 1 else "D", color=colours[name], markersize=6.5,
+            markeredgecolor="white", markeredgewidth=0.9, zorder=3, label=name, clip_on=False,
+        )  # fmt: skip
+    axes.set_xlabel("CluRec")
+    axes.set_ylabel("CluPrec")
+    axes.legend(loc="lower left", bbox_to_anchor=(0.02, 0.04), frameon=True, framealpha=0.9, edgecolor="none")
+    return figure
+
+
+@styled
+def grouped_bars(
+    heights: Mapping[str, Sequence[float | None]], groups: Sequence[str], label: str, xlabel: str,
+    colours: Mapping[str, str], deviations: Mapping[str, Sequence[float | None]] | None = None,
+) -> Figure:  # fmt: skip
+    """For each group a bar a method, as high as its value, none where that is None; its deviation as a whisker."""
+    figure = new_figure(WIDTH * 0.58, WIDTH * 0.38)
+    axes = figure.subplots()
+    width = 0.84 / len(heights)
+    for i, (name, values) in enumerate(heights.items()):
+        at = np.arange(len(groups)) + (i - (len(heights) - 1) / 2) * width
+        there = np.array([value is not None for value in values])
+        tall = np.array([value or 0.0 for value in values])
+        axes.bar(at[there], tall[there], 0.92 * width, color=colours[name], linewidth=0, label=name)
+        spread = np.array([value or 0.0 for value in (deviations or {}).get(name, [None] * len(groups))])
+        if spread.any():
+            axes.errorbar(at[there], tall[there], spread[there], fmt="none", ecolor=INK, elinewidth=0.6, capsize=1.2)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(label)
+    axes.grid(True, axis="y")
+    figure.legend(loc="outside upper center", ncols=3)
+    return figure
