@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcpl.checks import capturing, check_count, check_finite, describe, validating
+from torchcpl.checks import capturing, check_count, check_finite, describe, tracing, validating
 from torchcpl.potentials import Potentials
 
 
@@ -112,7 +112,7 @@ class Adjacent:
                 f"neighbours: expected a bool matrix ({n}, {n}) or neighbour lists ({n}, D) of long with −1 padding, "
                 f"optionally per row, got {describe(self.neighbours)}"
             )
-        if given.numel() and not capturing() and (int(given.max()) >= n or int(given.min()) < -1):
+        if given.numel() and not (capturing() or tracing()) and (int(given.max()) >= n or int(given.min()) < -1):
             worst = int(given.max()) if int(given.max()) >= n else int(given.min())
             raise ValueError(f"neighbours: expected indices in [0, {n}) with −1 padding, got {worst}")
         matrix = torch.zeros(*given.shape[:2], n + 1, dtype=torch.bool, device=given.device)
@@ -157,7 +157,7 @@ class Rules:
         if max_len is not None:
             check_count("max_len", max_len, 0)
         check_count("min_len", min_len, 0)
-        self.max_len = n if max_len is None else min(max_len, n)
+        self.max_len = n if max_len is None else torch.sym_min(max_len, n)  # n may be a symbol, in a graph
         self.min_len = min_len
         fits = isinstance(stop_bias, Tensor) and tuple(stop_bias.shape) in ((), (len(pot),))
         if not fits and not (isinstance(stop_bias, int | float) and stop_bias < math.inf):  # NaN is not below either
@@ -251,8 +251,10 @@ class Rules:
     def _refuse_impossible(self) -> None:
         """Raise, naming the first row that no selection can satisfy.
 
-        While a graph is captured no value can be read: the warm-up before it has looked at those of the example.
+        While a graph is captured or traced no value can be read.
         """
+        if tracing():
+            return
         if self.min_len > self.max_len:
             raise ValueError(
                 f"min_len: expected at most max_len = {self.max_len} (no more than the candidates), got {self.min_len}"

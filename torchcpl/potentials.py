@@ -112,8 +112,8 @@ class Selection:
     """What a decoder picked.
 
     ``log_prob`` is the exact log-probability of the selection under the process that was decoded, the stop
-    included (see :func:`torchcpl.log_prob`). Leading dimensions are the decoder's: (B, T), (S, B, T) for samples,
-    (B, R, T) for beams.
+    included (see :func:`torchcpl.log_prob`): the sum of ``step_log_prob``, and that of the stop. Leading dimensions
+    are the decoder's: (B, T), (S, B, T) for samples, (B, R, T) for beams.
     """
 
     indices: Tensor  # (..., T) long, in order of picking, −1 after the end
@@ -121,6 +121,7 @@ class Selection:
     log_prob: Tensor  # (...)
     num_candidates: int | None = None
     weight: Tensor | None = None  # (...) only from stochastic_beam: p/q, which makes Σ weight·f unbiased
+    step_log_prob: Tensor | None = None  # (..., T) log-probability of each pick when it was made, 0 after the end
 
     def mask(self, num_candidates: int | None = None) -> Tensor:
         """(..., N) True where a candidate was picked."""

@@ -1,12 +1,15 @@
 """The sequential process itself: pick, update the state, pick again, until the stop wins.
 
 Greedy and sampling differ only in how a step chooses. Nothing here waits for the device except, once in a while, to
-see whether every hypothesis has stopped.
+see whether every hypothesis has stopped. Under ``torch.compile`` and ``torch.export`` the loop is one ``while_loop``
+in the graph, whatever the sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,43 +17,91 @@ from torch import Tensor
 from torchcpl.checks import capturing
 from torchcpl.constraints import History, Rules
 from torchcpl.functional import blame_nan, step_log_probs
-from torchcpl.interactions.base import accumulator
+from torchcpl.interactions.base import State, accumulator
 from torchcpl.potentials import Potentials, Selection
 
 SYNC_EVERY = 32  # steps between two looks at whether all have stopped, where looking makes the host wait
 
+Choose = Callable[[Tensor], Tensor]  # log-probabilities (B, K, N+1) to choices (B, K), N = the stop
 
-def rollout(pot: Potentials, rules: Rules, width: int, choose: Callable[[Tensor], Tensor]) -> Selection:
-    """Run ``width`` hypotheses a row; ``choose`` maps log-probabilities (B, K, N+1) to choices (B, K), N = stop."""
+
+class Hypotheses(NamedTuple):
+    """K hypotheses a row after some steps."""
+
+    marks: Tensor  # (B, K, N+1) bool: what is picked; in the last column, whether it has stopped
+    last: Tensor  # (B, K) the latest pick, −1 when there is none
+    length: Tensor  # (B, K) how many picks
+    log_prob: Tensor  # (B, K)
+    state: State  # of the interaction
+
+
+def rollout(pot: Potentials, rules: Rules, width: int, choose: Choose) -> Selection:
+    """Run ``width`` hypotheses a row: (B, K, T)."""
     batch, n = pot.unary.shape
     device = pot.unary.device
-    # One column more than candidates: choosing the stop marks it, so a stopped hypothesis is a lookup.
+    dtype = accumulator(pot.unary.dtype)
     marks = torch.zeros(batch, width, n + 1, dtype=torch.bool, device=device)
-    stopped = marks[..., n]  # a view
-    indices = torch.full((batch, width, rules.max_len), -1, dtype=torch.long, device=device)
     last = torch.full((batch, width), -1, dtype=torch.long, device=device)
-    count = torch.zeros_like(last)
-    total = torch.zeros(batch, width, dtype=accumulator(pot.unary.dtype), device=device)
-    state = pot.interaction.start(width)
-    for t in range(rules.max_len):
-        if looks(t, device) and bool(stopped.all()):
-            break
-        log_probs = step_log_probs(pot, state, History(marks[..., :n], last, count), rules)
-        choice = choose(log_probs).masked_fill(stopped, n)
-        gained = log_probs.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
-        total = total + gained.masked_fill(stopped, 0)
-        marks.scatter_(-1, choice.unsqueeze(-1), True)
-        pick = choice.masked_fill(stopped, -1)
-        indices[..., t] = pick
-        if t + 1 == rules.max_len:
-            break
-        if rules.ordered:  # no other rule looks at what a stopped hypothesis has picked
-            last, count = last.where(stopped, pick), count + ~stopped
-        else:
-            count = count + 1
-        state = pot.interaction.advance(state, pick)
+    log_prob = torch.zeros(batch, width, dtype=dtype, device=device)
+    begun = Hypotheses(marks, last, torch.zeros_like(last), log_prob, pot.interaction.start(width))
+    indices = torch.full((batch, width, rules.max_len), -1, dtype=torch.long, device=device)
+    gains = torch.zeros(batch, width, rules.max_len, dtype=dtype, device=device)
+    if torch.compiler.is_compiling():
+        indices, gains, log_prob = _traced_loop(pot, rules, choose, begun, indices, gains)
+    else:
+        log_prob = _loop(pot, rules, choose, begun, indices, gains)
     # Whoever reached max_len without stopping stops now, with certainty.
-    return Selection(indices, (indices >= 0).sum(-1), blame_nan(total, pot), n)
+    return Selection(indices, (indices >= 0).sum(-1), blame_nan(log_prob, pot), n, step_log_prob=gains)
+
+
+def _loop(pot: Potentials, rules: Rules, choose: Choose, now: Hypotheses, indices: Tensor, gains: Tensor) -> Tensor:
+    """The loop in Python: fills ``indices`` and ``gains`` (B, K, T), returns the log-probabilities (B, K)."""
+    for t in range(rules.max_len):
+        if looks(t, indices.device) and bool(now.marks[..., -1].all()):
+            break
+        now, indices[..., t], gains[..., t] = _step(pot, rules, choose, now)
+        if t + 1 < rules.max_len:
+            now = now._replace(state=pot.interaction.advance(now.state, indices[..., t]))
+    return now.log_prob
+
+
+def _traced_loop(
+    pot: Potentials, rules: Rules, choose: Choose, begun: Hypotheses, indices: Tensor, gains: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loop as one operation of the graph: indices and gains (B, K, T), log-probabilities (B, K)."""
+    from torch._higher_order_ops import while_loop
+
+    limit = torch.full((), rules.max_len, device=indices.device)
+
+    def going(t: Tensor, indices: Tensor, gains: Tensor, now: Hypotheses) -> Tensor:
+        return (t < limit) & ~now.marks[..., -1].all()
+
+    def body(t: Tensor, indices: Tensor, gains: Tensor, now: Hypotheses) -> tuple[Tensor, Tensor, Tensor, Hypotheses]:
+        inside = copy(rules)
+        inside.max_len = indices.shape[-1]  # a symbol of the loop's own graph
+        now, pick, gain = _step(pot, inside, choose, now)
+        now = now._replace(state=pot.interaction.advance(now.state, pick))
+        at = t.expand(pick.shape).unsqueeze(-1)
+        return t + 1, indices.scatter(-1, at, pick.unsqueeze(-1)), gains.scatter(-1, at, gain.unsqueeze(-1)), now
+
+    start = torch.zeros((), dtype=torch.long, device=indices.device)
+    _, indices, gains, now = while_loop(going, body, (start, indices, gains, begun))
+    return indices, gains, now.log_prob
+
+
+def _step(pot: Potentials, rules: Rules, choose: Choose, now: Hypotheses) -> tuple[Hypotheses, Tensor, Tensor]:
+    """One choice of every hypothesis; its pick (B, K), −1 for none, and the log-probability of that (B, K)."""
+    marks, last, length, total, state = now
+    stopped = marks[..., -1]
+    log_probs = step_log_probs(pot, state, History(marks[..., :-1], last, length), rules)
+    choice = choose(log_probs).masked_fill(stopped, pot.num_candidates)
+    gain = log_probs.gather(-1, choice.unsqueeze(-1)).squeeze(-1).masked_fill(stopped, 0)
+    # One column more than candidates: choosing the stop marks it, so a stopped hypothesis is a lookup.
+    marks = marks.scatter(-1, choice.unsqueeze(-1), True)
+    stopped = marks[..., -1]
+    pick = choice.masked_fill(stopped, -1)
+    now = Hypotheses(marks, last.where(stopped, pick), length + ~stopped, total + gain, state)
+    return now, pick, gain.masked_fill(stopped, 0)
 
 
 def looks(step: int, device: torch.device) -> bool:
@@ -59,13 +110,16 @@ def looks(step: int, device: torch.device) -> bool:
 
 
 def _each(selection: Selection, change: Callable[[Tensor], Tensor]) -> Selection:
-    weight = selection.weight
+    def changed(part: Tensor | None) -> Tensor | None:
+        return None if part is None else change(part)
+
     return Selection(
         change(selection.indices),
         change(selection.lengths),
         change(selection.log_prob),
         selection.num_candidates,
-        None if weight is None else change(weight),
+        changed(selection.weight),
+        changed(selection.step_log_prob),
     )
 
 

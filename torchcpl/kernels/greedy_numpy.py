@@ -10,8 +10,10 @@ memory side by side and never for each other.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,17 @@ def applies(pot: Potentials, rules: Rules) -> bool:
 
 def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -> Selection:
     """The twin of ``rollout`` with argmax or, given a threshold, with the stop judged by its own probability."""
+    # Where a compiled function falls back to Python, the compiler traces what that calls, and its NumPy does not write
+    # through views. A program that has not imported the compiler need not.
+    return (_untraced() if "torch._dynamo" in sys.modules else _greedy)(pot, rules, stop_threshold)
+
+
+@cache
+def _untraced() -> Callable[[Potentials, Rules, float | None], Selection]:
+    return torch.compiler.disable(_greedy)  # type: ignore[no-any-return]
+
+
+def _greedy(pot: Potentials, rules: Rules, stop_threshold: float | None) -> Selection:
     batch, n = pot.unary.shape
     interaction = pot.interaction
     # Candidates and the stop in one line, (B, N+1), so that one argmax settles a step.
@@ -53,6 +66,7 @@ def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -
     stop = rules.biased(pot.stop)
     lines[:, n] = stop.detach().to(pot.unary.dtype).numpy()
     indices = np.full((batch, rules.max_len), -1, dtype=np.int64)
+    gains = np.zeros((batch, rules.max_len), dtype=lines.dtype)
     log_prob = np.zeros(batch, dtype=lines.dtype)
 
     least = None if stop_threshold is None else math.log(stop_threshold)
@@ -62,11 +76,12 @@ def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -
         with np.errstate(invalid="ignore"):  # NaN and inf come out as NaN, as they do of torch
             if together is not None and end - start > 1:
                 part = together.rows(slice(start, end))
-                log_prob[start:end] = _decode_batch(part, lines[start:end], rules, indices[start:end])
+                found = indices[start:end], gains[start:end]
+                log_prob[start:end] = _decode_batch(part, lines[start:end], rules, *found)
             else:
                 for row in range(start, end):
                     add = _row_update(interaction, row, lines[row])
-                    log_prob[row] = _decode_row(lines[row], add, rules, indices[row], least)
+                    log_prob[row] = _decode_row(lines[row], add, rules, indices[row], gains[row], least)
 
     if together is not None and batch > 1:
         # One chunk a thread, each small enough that torch does not split it again.
@@ -77,14 +92,14 @@ def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -
             list(pool.map(decode, starts, (min(start + chunk, batch) for start in starts)))
     else:
         decode(0, batch)
-    found = torch.from_numpy(log_prob)
+    picks, lengths, steps, total = map(torch.from_numpy, (indices, (indices >= 0).sum(1), gains, log_prob))
     if np.isnan(log_prob).any():
-        blame_nan(found, pot)
-    return Selection(torch.from_numpy(indices), torch.from_numpy((indices >= 0).sum(1)), found, n)
+        blame_nan(total, pot)
+    return Selection(picks, lengths, total, n, step_log_prob=steps)
 
 
 class Normalisers:
-    """Scores of many steps, waiting to be summed up: Σ_t log Σ_j exp(score_t[j] − chosen_t), −log P, for every row.
+    """Scores of many steps, waiting to be summed up: −log P = log Σ_j exp(score_t[j] − chosen_t) of every row and step.
 
     Relative to what was chosen, the largest: nothing overflows, and at large scores no digit that counts is lost.
     """
@@ -94,7 +109,7 @@ class Normalisers:
         self.kept = np.empty((count, *like.shape), dtype=like.dtype)
         self.ones = np.ones(like.shape[-1], dtype=like.dtype)
         self.fill = 0
-        self.total: Any = 0.0
+        self.done: list[Array] = []
 
     def keep(self, scores: Array, chosen: Any, stop_allowed: bool, live: Any = True) -> None:
         row = self.kept[self.fill]
@@ -108,21 +123,25 @@ class Normalisers:
         if self.fill == len(self.kept):
             self.flush()
 
-    def flush(self) -> Any:
-        if self.fill:
-            kept = self.kept[: self.fill]
-            np.exp(kept, out=kept)
-            self.total = self.total + np.log(kept @ self.ones).sum(0, dtype=np.float64)  # faster than sum(-1)
-            self.fill = 0
-        return self.total
+    def flush(self) -> None:
+        kept = self.kept[: self.fill]
+        np.exp(kept, out=kept)
+        self.done.append(np.log(kept @ self.ones))  # faster than sum(-1)
+        self.fill = 0
+
+    def log_probs(self) -> Array:
+        """(steps, ...) of what was chosen at each."""
+        self.flush()
+        return np.negative(self.done[0] if len(self.done) == 1 else np.concatenate(self.done))
 
 
 def _decode_row(
-    scores: Array, add: Callable[[int], None], rules: Rules, indices: Array, least: float | None = None
+    scores: Array, add: Callable[[int], None], rules: Rules, indices: Array, gains: Array, least: float | None = None
 ) -> float:
     """Decode one row in place, ``scores`` (N+1,) with the stop last; returns its log-probability.
 
-    With ``least`` the stop is chosen once its log-probability is that.
+    Fills ``indices`` and ``gains``, the log-probabilities of the picks (T,). With ``least`` the stop is chosen once its
+    log-probability is that.
     """
     n = len(scores) - 1
     candidates = scores[:n]
@@ -150,9 +169,11 @@ def _decode_row(
         picks.append(choice)
         add(choice)
         scores[choice] = never
-    indices[: len(picks)] = picks
     normalisers.fill = fill
-    return -float(normalisers.flush())
+    log_probs = normalisers.log_probs()
+    indices[: len(picks)] = picks
+    gains[: len(picks)] = log_probs[: len(picks)]
+    return float(log_probs.sum(dtype=np.float64))
 
 
 def _stops(scores: Array, best: Any, least: float) -> bool:
@@ -164,8 +185,11 @@ def _stops(scores: Array, best: Any, least: float) -> bool:
     return bool(stop - peak - np.log(np.exp(scores - peak).sum()) >= least)
 
 
-def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Array) -> Array:
-    """Decode rows side by side, ``scores`` (B, N+1) in place; returns their log-probabilities (B,)."""
+def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Array, gains: Array) -> Array:
+    """Decode rows side by side, ``scores`` (B, N+1) in place; returns their log-probabilities (B,).
+
+    Fills ``indices`` and ``gains``, the log-probabilities of the picks (B, T).
+    """
     add = _batch_update(interaction, torch.from_numpy(scores))
     n = scores.shape[1] - 1
     rows = np.arange(len(scores))
@@ -186,7 +210,9 @@ def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Arra
         choice[~live] = 0  # what a stopped row adds is never read
         add(choice)
         scores[rows, choice] = -np.inf
-    log_prob: Array = np.negative(normalisers.flush())
+    log_probs = normalisers.log_probs()  # (steps, B)
+    np.copyto(gains[:, : len(log_probs)], log_probs.T, where=indices[:, : len(log_probs)] >= 0)
+    log_prob: Array = log_probs.sum(0, dtype=np.float64)
     return log_prob
 
 

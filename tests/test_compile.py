@@ -1,0 +1,61 @@
+"""``torch.compile`` gives what eager does, whichever kind it meets first, and few graphs for many sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from strategies import fixed_case
+from torch.utils import _pytree as pytree
+
+import torchcpl as cpl
+
+ORDER = torch.tensor([[0, 3, -1], [2, 1, 4], [-1, -1, -1]])
+CALLS: dict[str, Callable[[cpl.Potentials], Any]] = {
+    "greedy": cpl.greedy,
+    "greedy with limits": lambda pot: cpl.greedy(pot, 4, min_len=2, stop_bias=0.5),
+    "greedy by threshold": lambda pot: cpl.greedy(pot, stop_threshold=0.3),
+    "greedy without one": lambda pot: cpl.greedy(pot, constraints=[cpl.Forbid(torch.arange(5) == 2)]),
+    "beam": lambda pot: cpl.beam(pot, 3, 2),
+    "log_prob": lambda pot: cpl.log_prob(pot, ORDER),
+    "ordered_nll": lambda pot: cpl.ordered_nll(pot, ORDER),
+    "set_log_prob": lambda pot: cpl.set_log_prob(pot, ORDER)[0],
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """Every test compiles for itself: dynamo counts recompilations across them."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def potentials(kind: str, seed: int = 0) -> cpl.Potentials:
+    return fixed_case(kind, seed, batch=3, n=5).pot
+
+
+def same(have: Any, want: Any) -> None:
+    for a, b in zip(pytree.tree_leaves(have), pytree.tree_leaves(want), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_greedy_of_one_kind_after_another() -> None:
+    """What a compiled function falls back to is not traced through NumPy, which would lose writes to views."""
+    compiled = torch.compile(lambda pot: cpl.greedy(pot), backend="eager")
+    compiled(potentials("contextual"))
+    for seed in range(6):
+        pot = potentials("recent+stop", seed)
+        same(compiled(pot), cpl.greedy(pot))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_kind_in_turn_and_after_the_compiler_has_given_up(name: str) -> None:
+    call = CALLS[name]
+    compiled = torch.compile(lambda pot: call(pot), backend="eager")
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for kind in ("contextual", "recent+stop", "dense+stop", "coverage", "lowrank"):
+            pot = potentials(kind)
+            same(compiled(pot), call(pot))
