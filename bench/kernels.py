@@ -420,7 +420,7 @@ def torch_prefixes_backward(grad: Tensor, order: Tensor, candidates: int, dtype:
     sums = later.flip(2).cumsum(2).flip(2).flatten(1, 2) * hidden**-0.5
     picks = order.view(batch, -1)
     sums = sums.masked_fill((picks < 0).unsqueeze(-1), 0)
-    result = sums.new_zeros(batch, candidates, hidden)
+    result: Tensor = sums.new_zeros(batch, candidates, hidden)
     result.scatter_add_(1, picks.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden), sums)
     return result.to(dtype)
 
