@@ -29,8 +29,8 @@ from torch import Tensor, nn
 import torchcpl as cpl
 from bench.timing import CUDA, DEVICE, NAMES, Work, graphed, peak, timed
 from torchcpl import head as head_module
-from torchcpl import resnet
 from torchcpl.constraints import Rules
+from torchcpl.encoders import resnet
 from torchcpl.functional import pairs as plain_pairs
 from torchcpl.kernels import dispatch, greedy_triton, nll_check, nll_triton, use
 from torchcpl.results import run_info, write_json
@@ -120,7 +120,8 @@ EXTENT: dict[str, Callable[[], tuple[int, int, int]]] = {
     "loss: float32 in three parts": lambda: (lines_of(LOSS[2], "exact_product", "load_whole_contexts") + 40, 0, 0),
     "loss: checked before use": lambda: (lines_of(f"{KERNELS}/nll_check.py"), 80, 4),
     "batch normalisation": lambda: (
-        lines_of(f"{KERNELS}/norm_triton.py") + lines_of("torchcpl/resnet.py", "BatchNorm", "normalised", "_followed"),
+        lines_of(f"{KERNELS}/norm_triton.py")
+        + lines_of("torchcpl/encoders/resnet.py", "BatchNorm", "normalised", "_followed"),
         lines_of("tests/kernels/test_norm_triton.py"),
         tests_of("tests/kernels/test_norm_triton.py"),
     ),

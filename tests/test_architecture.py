@@ -16,7 +16,7 @@ ROOT = Path(torchcpl.__file__).parent
 # fmt: off
 ROOMS = [
     "checks", "potentials", "interactions", "constraints", "functional", "kernels", "losses", "decoding",
-    "distribution", "head", "inference", "metrics", "resnet", "transformer", "selectors", "config", "results", "train",
+    "distribution", "head", "inference", "encoders", "metrics", "selectors", "config", "results", "train",
     "tables", "plots", "report", "tasks", "cli", "__main__",
 ]
 # fmt: on

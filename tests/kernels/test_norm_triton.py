@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from torchcpl.encoders.resnet import BatchNorm, normalised
 from torchcpl.kernels import norm_triton, use
-from torchcpl.resnet import BatchNorm, normalised
 
 AFTER = [
     pytest.param(False, {}, id="nothing"),

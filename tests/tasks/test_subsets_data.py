@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from scipy.stats import chisquare  # type: ignore[import-untyped]
 from torch import Tensor
 
-from torchcpl.resnet import load_resnet18, prepare, resnet18
+from torchcpl.encoders.resnet import load_resnet18, prepare, resnet18
 from torchcpl.tasks.subsets import data
 from torchcpl.tasks.subsets.data import BagProtocol, Bags, BagSampler, Features, fixed_bags, load_source, split_holdout
 

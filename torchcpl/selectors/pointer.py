@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from torchcpl.checks import check_tensor
+from torchcpl.encoders.transformer import DecoderLayer
 from torchcpl.interactions import Interaction
 from torchcpl.interactions.base import State, gather_rows
 from torchcpl.potentials import Potentials
-from torchcpl.transformer import DecoderLayer
 
 
 class PointerHead(nn.Module):

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from torchcpl.resnet import BatchNorm, ResNet18, load_resnet18, normalised, resnet18
+from torchcpl.encoders.resnet import BatchNorm, ResNet18, load_resnet18, normalised, resnet18
 from torchcpl.tasks.paths.sampling import CELL
 
 BACKBONES = ("resnet18", "patches")

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from torchcpl.config import TrainConfig, option, override
+from torchcpl.encoders.resnet import IMAGENET_MEAN, IMAGENET_STD
+from torchcpl.encoders.transformer import Encoder
 from torchcpl.head import KINDS, CPLHead, mlp
 from torchcpl.kernels.streams import side_by_side
 from torchcpl.metrics import off_road, path_scores
 from torchcpl.potentials import Selection
-from torchcpl.resnet import IMAGENET_MEAN, IMAGENET_STD
 from torchcpl.selectors import CPL, Hungarian, Method, MultiHypothesis, PointerHead, Threshold
 from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.paths.backbones import BACKBONES, build_backbone, position_code
@@ -33,7 +34,6 @@ from torchcpl.tasks.paths.scenes import (
     split_by_index,
 )
 from torchcpl.train import device_of
-from torchcpl.transformer import Encoder
 
 METHODS = {
     "grid": "Grid threshold",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcpl.checks import check_count, check_tensor, describe
-from torchcpl.resnet import ResNet18, load_resnet18, prepare
+from torchcpl.encoders.resnet import ResNet18, load_resnet18, prepare
 
 SOURCES = ("digits", "cifar100", "cifar10")
 TEST_FRACTION, SPLIT_SEED = 0.2, 0  # for sources that come without a test split

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcpl.config import TrainConfig, option
+from torchcpl.encoders.transformer import Encoder
 from torchcpl.head import KINDS, CPLHead
 from torchcpl.metrics import cluster_scores
 from torchcpl.potentials import Selection
@@ -26,7 +27,6 @@ from torchcpl.tasks.subsets.data import (
     split_holdout,
 )
 from torchcpl.train import device_of
-from torchcpl.transformer import Encoder
 
 METHODS = {"bce": "BCE", "hungarian": "Hungarian", "pointer": "Pointer (AR)", "cpl": "CPL"}  # in the tables' order
 REFERENCE = "k-Means (oracle k)"

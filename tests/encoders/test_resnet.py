@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from torchcpl.resnet import IMAGENET_MEAN, IMAGENET_STD, BatchNorm, load_resnet18, prepare, resnet18
+from torchcpl.encoders.resnet import IMAGENET_MEAN, IMAGENET_STD, BatchNorm, load_resnet18, prepare, resnet18
 
 CONVOLUTIONS = {
     "conv1": (64, 3, 7, 7),

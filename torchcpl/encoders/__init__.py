@@ -1,0 +1,1 @@
+"""Encoders, from inputs to features of the candidates: ``resnet`` for pixels, ``transformer`` for sets."""
