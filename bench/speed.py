@@ -317,13 +317,13 @@ def bench_subsets() -> list[Row]:
     models = {
         "cpl": subsets_model(),
         "cpl (coverage)": subsets_model(kind="coverage"),
-        "bce": subsets_model(method="bce"),
+        "threshold": subsets_model(method="threshold"),
         "pointer": subsets_model(method="pointer"),
     }
     cpl_model = models["cpl"]
 
     def loop(bags: Bags) -> list[list[int]]:
-        return row_loop(cpl_model.method.potentials(cpl_model.encode(bags), bags.mask), 10)  # type: ignore[operator]
+        return row_loop(cpl_model.method.potentials(cpl_model.encode(bags), bags.mask), 10)
 
     rows = []
     for dtype in DTYPES:
@@ -345,11 +345,14 @@ def bench_paths() -> list[Row]:
 
     models = {}
     for variant, options in {
-        "cpl": {}, "cpl (recent)": {"kind": "recent"}, "grid": {"method": "grid"}, "pointer": {"method": "pointer"}
-    }.items():  # fmt: skip
+        "cpl": {},
+        "cpl (recent)": {"kind": "recent"},
+        "threshold": {"method": "threshold"},
+        "pointer": {"method": "pointer"},
+    }.items():
         torch.manual_seed(SEED)
         models[variant] = PathsModel(PathsConfig(max_len=30, **options)).eval().to(DEVICE)  # type: ignore[arg-type]
-        if variant != "grid":
+        if variant != "threshold":
             models[variant].method.knob = NEVER
     ours = models["cpl"]
 
@@ -363,7 +366,7 @@ def bench_paths() -> list[Row]:
         def forward(self, images: Tensor) -> Any:
             features = self.model.encode(images)
             every = torch.ones(features.shape[:2], dtype=torch.bool, device=DEVICE)
-            return self.model.method.potentials(features, every), self.model.points(features)  # type: ignore[operator]
+            return self.model.method.potentials(features, every), self.model.points(features)
 
     heads = Heads().eval()
 

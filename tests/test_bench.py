@@ -25,7 +25,7 @@ ROWS = [
     row("greedy", "per-row loop, W given", 80.0, mib=7.5),
     row("predict subsets", "encoder, eager", 3.0, B=1, N=160, T=10),
     row("predict subsets", "cpl, eager", 4.0, B=1, N=160, T=10),
-    row("predict subsets", "bce, eager", 2.0, B=1, N=160, T=10),
+    row("predict subsets", "threshold, eager", 2.0, B=1, N=160, T=10),
 ]
 
 
@@ -42,7 +42,7 @@ def test_claims_are_judged() -> None:
     assert (met["value"], met["asked"], met["verdict"]) == (1600.0, "≥ 1000", "met")
     missed = verdicts["greedy, 30 of 1,024, batch 1,024, W given: ms"]
     assert (missed["value"], missed["asked"], missed["verdict"]) == (0.3, "≤ 0.2", "not met")
-    assert verdicts["subsets, batch 1: cpl over bce, both captured"]["verdict"] == "not measured"
+    assert verdicts["subsets, batch 1: cpl over threshold, both captured"]["verdict"] == "not measured"
 
 
 def test_the_page_is_made_of_the_numbers(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_the_page_is_made_of_the_numbers(tmp_path: Path) -> None:
     assert list(figures) == ["speed-gpu"]
     assert "## Some GPU" in text
     assert "**Failed, so missing: loss** (RuntimeError: too large)." in text
-    assert "of which the encoder is 75%; bce takes 0.50×" in text
+    assert "of which the encoder is 75%; threshold takes 0.50×" in text
     assert "eager, it takes 2.0× as long as its captured graph" in text
     assert "| greedy | kernel, W given | batch 64, 30 of 1,024, float32 | 7.5 | 0.00366 | 0.05 | 13.7× |" in text
     assert "0.05 ms by *kernel, W given*; 1,600× for *per-row loop, W given*" in text

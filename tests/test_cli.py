@@ -61,8 +61,8 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two seeds of two methods, one of them held out."""
     folder = tmp_path_factory.mktemp("runs")
-    for method, seed in (("cpl", 0), ("cpl", 1), ("bce", 0)):
-        arguments = ["train", "subsets", "--method", method, "--seed", str(seed), "--holdout", "0.2"]
+    for method, seed in (("cpl", 0), ("cpl", 1), ("threshold", 0)):
+        arguments = ["train", "subsets", "--method", method, "--seed", str(seed), "--held-out", "0.2"]
         assert main([*arguments, "--run", str(folder / f"{method}-s{seed}"), *TINY]) == 0
     return folder
 
@@ -77,7 +77,7 @@ def test_evaluate_says_what_the_checkpoint_reached(runs: Path, capsys: pytest.Ca
 
 def test_table_compares_methods_over_seeds(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "table.json"
-    paths = [str(runs / name) for name in ("cpl-s0", "cpl-s1", "bce-s0")]
+    paths = [str(runs / name) for name in ("cpl-s0", "cpl-s1", "threshold-s0")]
     assert main(["table", "subsets", *paths, "--rule", "held-out", "--out", str(out)]) == 0
     written = json.loads(out.read_text())
     assert {"command", "commit", "device", "versions", "seeds", "rows"} <= written.keys()
@@ -116,7 +116,7 @@ def test_bench_times_encoder_and_decoding_apart(runs: Path, tmp_path: Path) -> N
 
 def test_a_finished_run_is_not_trained_again(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (runs / "cpl-s0" / "history.jsonl").read_text()
-    arguments = ["train", "subsets", "--method", "cpl", "--holdout", "0.2", "--run", str(runs / "cpl-s0"), *TINY]
+    arguments = ["train", "subsets", "--method", "cpl", "--held-out", "0.2", "--run", str(runs / "cpl-s0"), *TINY]
     assert main(arguments) == 2
     assert "cpl-s0" in capsys.readouterr().err
     assert main([*arguments, "--resume"]) == 0

@@ -371,13 +371,13 @@ def test_autocast_rounds_no_product_of_potentials_in_float32(kind: str) -> None:
 METHODS: dict[str, dict[str, Any]] = {
     "cpl": {},
     "live stop": {"live_stop": True},
-    "mass": {"stop_rule": "mass"},
+    "stop threshold": {"stop_rule": "threshold"},
     "contextual": {"kind": "contextual"},
-    "coverage, mass": {"kind": "coverage", "stop_rule": "mass"},
+    "coverage, stop threshold": {"kind": "coverage", "stop_rule": "threshold"},
     "recent": {"kind": "recent", "live_stop": True},
     "pointer": {"method": "pointer"},
     "pointer, no cache": {"method": "pointer", "pointer_cache": False},
-    "bce": {"method": "bce"},
+    "threshold": {"method": "threshold"},
 }
 
 

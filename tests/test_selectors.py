@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 import torchcpl as cpl
-from torchcpl.selectors import CPL, Hungarian, MultiHypothesis, PointerHead, Threshold, kmeans
+from torchcpl.selectors import Hungarian, MultiHypothesis, PointerHead, Stepwise, Threshold, kmeans
 from torchcpl.selectors.hungarian import _shortlist, assignment
 
 
@@ -138,15 +138,15 @@ def test_kmeans_finds_separate_clusters() -> None:
     assert len(set(picked)) == len(picked) <= 3
 
 
-@pytest.mark.parametrize("rule", ["argmax", "mass"])
+@pytest.mark.parametrize("rule", ["argmax", "threshold"])
 def test_cpl_obeys_its_knob(rule: str) -> None:
     torch.manual_seed(0)
-    method = CPL(cpl.CPLHead(8, 16), ordered=False, stop_rule=rule).eval()
+    method = Stepwise(cpl.CPLHead(8, 16), ordered=False, stop_rule=rule).eval()
     x = torch.randn(4, 10, 8)
     mask = torch.ones(4, 10, dtype=torch.bool)
     lengths = [method.select(x, mask, 8, knob).lengths.sum().item() for knob in method.knobs]
     assert len(set(lengths)) > 1
-    eager = max(lengths) if rule == "mass" else min(lengths)
+    eager = max(lengths) if rule == "threshold" else min(lengths)
     assert lengths[-1] == eager  # a high bias stops early, a high threshold late
 
 
@@ -268,9 +268,11 @@ def test_the_pointers_sets_are_estimated_since_its_order_matters() -> None:
 def test_at_least_as_many_as_asked_are_picked() -> None:
     torch.manual_seed(0)
     features, mask = torch.randn(3, 6, 8), torch.ones(3, 6, dtype=torch.bool)
-    for rule, knob in (("argmax", 50.0), ("mass", 1e-9)):
+    for rule, knob in (("argmax", 50.0), ("threshold", 1e-9)):
         lengths = [
-            CPL(cpl.CPLHead(8, 16), ordered=True, stop_rule=rule, min_len=least).select(features, mask, 4, knob).lengths
+            Stepwise(cpl.CPLHead(8, 16), ordered=True, stop_rule=rule, min_len=least)
+            .select(features, mask, 4, knob)
+            .lengths
             for least in (0, 2)
         ]
         assert lengths[0].eq(0).all()
@@ -278,7 +280,7 @@ def test_at_least_as_many_as_asked_are_picked() -> None:
 
 
 def test_a_method_of_other_potentials_is_selected_by_them() -> None:
-    class Shy(CPL):
+    class Shy(Stepwise):
         def potentials(self, features: Tensor, mask: Tensor) -> cpl.Potentials:
             pot = super().potentials(features, mask)
             return cpl.Potentials(pot.unary - 100, pot.stop, pot.interaction, pot.mask)
@@ -286,5 +288,5 @@ def test_a_method_of_other_potentials_is_selected_by_them() -> None:
     torch.manual_seed(0)
     x, mask = torch.randn(3, 6, 8), torch.ones(3, 6, dtype=torch.bool)
     head = cpl.CPLHead(8, 16)
-    assert CPL(head, ordered=True).select(x, mask, 4, -50.0).lengths.tolist() == [4, 4, 4]
+    assert Stepwise(head, ordered=True).select(x, mask, 4, -50.0).lengths.tolist() == [4, 4, 4]
     assert Shy(head, ordered=True).select(x, mask, 4, -50.0).lengths.tolist() == [0, 0, 0]

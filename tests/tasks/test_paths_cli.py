@@ -37,7 +37,7 @@ def test_scenes_are_made_counted_split_stored_and_shown(
     scenes = load_scenes(out)
     counts = [int((scenes.counts == n).sum()) for n in (1, 2, 3)]
     assert f"20 scenes of procedural-5; valid paths: {counts[0]} with 1, {counts[1]} with 2, {counts[2]} with 3" in said
-    assert "Split by index: 16 train, 0 dev, 4 val, 0 dropped" in said
+    assert "Split by index: 16 train, 0 held out, 4 val, 0 dropped" in said
     assert "Split by geography: " in said
     assert f"{out.stat().st_size / 1e6:.1f} MB" in said
     with Image.open(out.with_suffix(".png")) as sheet:
@@ -49,7 +49,7 @@ def test_scenes_are_made_counted_split_stored_and_shown(
     assert "Written" not in capsys.readouterr().out
 
     run = tmp_path / "run"
-    assert main(["train", "paths", "--method", "grid", "--source", str(out), "--run", str(run), *TINY]) == 0
+    assert main(["train", "paths", "--method", "threshold", "--source", str(out), "--run", str(run), *TINY]) == 0
 
 
 def test_a_map_never_seen_trains_evaluates_and_compares(

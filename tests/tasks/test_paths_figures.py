@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from torchcpl import plots
-from torchcpl.selectors import CPL
+from torchcpl.selectors import Stepwise
 from torchcpl.tables import Table
 from torchcpl.tasks.paths import figures
 from torchcpl.tasks.paths.benchmark import PathsBenchmark
@@ -44,7 +44,7 @@ def runs(scenes: Scenes, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
     """A run of the grid threshold and one of CPL, on a file of scenes."""
     folder = tmp_path_factory.mktemp("runs")
     save_scenes(scenes, folder / "scenes.npz")
-    paths = [folder / method for method in ("grid", "cpl")]
+    paths = [folder / method for method in ("threshold", "cpl")]
     for path in paths:
         config = PathsConfig(**SMALL, method=path.name, source=str(folder / "scenes.npz"))
         fit(PathsTask(config, scenes), path, progress=False)
@@ -63,7 +63,7 @@ def test_example_scenes_are_the_first_of_each_kind(scenes: Scenes) -> None:
 
 def test_scene_rows_hold_valid_paths_predictions_and_their_scores(scenes: Scenes) -> None:
     chosen = scenes.select([0, 1, 2])
-    models = {method: model(scenes, method) for method in ("grid", "cpl")}
+    models = {method: model(scenes, method) for method in ("threshold", "cpl")}
     rows = figures.scene_rows(models, chosen)
     assert list(rows) == ["All valid paths", "Grid threshold", "CPL"]
     for i, scene in enumerate(rows["All valid paths"]):
@@ -115,7 +115,7 @@ def test_a_decoding_is_what_the_model_does(scenes: Scenes) -> None:
     with torch.no_grad():
         prediction = cpl.select(images)
         features = cpl.encode(images)
-        assert isinstance(cpl.method, CPL)
+        assert isinstance(cpl.method, Stepwise)
         pot = cpl.method.potentials(features, torch.ones(1, 1024).bool())
         W = pot.interaction.dense()[0]
     (picks,) = prediction.selection.tolist()
@@ -131,7 +131,7 @@ def test_a_decoding_is_what_the_model_does(scenes: Scenes) -> None:
         np.testing.assert_allclose(seen.added[t], added, atol=1e-5)
     assert (seen.probabilities.sum((1, 2)) <= 1 + 1e-5).all()
     with pytest.raises(ValueError, match="step by step, got Threshold"):
-        figures.decoding(model(scenes, "grid"), scenes.images[0])
+        figures.decoding(model(scenes, "threshold"), scenes.images[0])
 
 
 def test_the_fork_is_where_a_valid_path_is_left_behind() -> None:

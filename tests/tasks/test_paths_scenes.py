@@ -352,7 +352,7 @@ def test_contact_sheet(made: Scenes) -> None:
 
 def test_split_by_index() -> None:
     split = split_by_index(6000)
-    assert (len(split.train), len(split.val), len(split.dev), len(split.dropped)) == (4800, 1200, 0, 0)
+    assert (len(split.train), len(split.val), len(split.held_out), len(split.dropped)) == (4800, 1200, 0, 0)
     assert sorted([*split.train, *split.val]) == list(range(6000))
     with pytest.raises(ValueError, match="val"):
         split_by_index(10, 1.0)
@@ -399,26 +399,26 @@ def check_apart(scenes: Scenes, one: np.ndarray, two: np.ndarray) -> None:
                 assert cv2.rotatedRectangleIntersection(a, b)[0] == cv2.INTERSECT_NONE
 
 
-def check_parts(scenes: Scenes, dev: float) -> None:
-    split = split_by_geography(scenes, 0.2, dev)
-    parts = [split.train, split.val, split.dev, split.dropped]
+def check_parts(scenes: Scenes, held_out: float) -> None:
+    split = split_by_geography(scenes, 0.2, held_out)
+    parts = [split.train, split.val, split.held_out, split.dropped]
     assert sorted(itertools.chain(*parts)) == list(range(len(scenes)))
     assert abs(len(split.val) - 0.2 * len(scenes)) <= 2
-    assert abs(len(split.dev) - dev * len(scenes)) <= 2
+    assert abs(len(split.held_out) - held_out * len(scenes)) <= 2
     assert len(split.train) > len(scenes) / 3
     for one, two in itertools.combinations(parts[:3], 2):
         check_apart(scenes, one, two)
     assert f"{len(split.dropped)} dropped" in str(split)
 
 
-@pytest.mark.parametrize("dev", [0.0, 0.1])
-def test_geography_split_parts_are_apart(made: Scenes, dev: float) -> None:
-    check_parts(made, dev)
+@pytest.mark.parametrize("held_out", [0.0, 0.1])
+def test_geography_split_parts_are_apart(made: Scenes, held_out: float) -> None:
+    check_parts(made, held_out)
 
 
-@pytest.mark.parametrize("dev", [0.0, 0.1])
-def test_geography_split_parts_are_apart_on_real_maps(shared_data: Path, dev: float) -> None:
-    check_parts(generate(load_maps(shared_data / "lane-graphs"), 240, seed=1, workers=1), dev)
+@pytest.mark.parametrize("held_out", [0.0, 0.1])
+def test_geography_split_parts_are_apart_on_real_maps(shared_data: Path, held_out: float) -> None:
+    check_parts(generate(load_maps(shared_data / "lane-graphs"), 240, seed=1, workers=1), held_out)
 
 
 # On the device.

@@ -110,8 +110,8 @@ def test_flips_mirror_image_and_path_together(scenes: Scenes) -> None:
 
 
 def test_the_parts_of_a_split_are_apart_and_choices_made_on_dev(scenes: Scenes) -> None:
-    made = task(scenes, dev=0.25)
-    parts = [set(part.tolist()) for part in (made.parts.train, made.parts.dev, made.parts.val)]
+    made = task(scenes, held_out=0.25)
+    parts = [set(part.tolist()) for part in (made.parts.train, made.parts.held_out, made.parts.val)]
     assert [len(part) for part in parts] == [16, 8, 8]
     assert len(set.union(*parts)) == 32
     model = made.build().eval()
@@ -142,12 +142,12 @@ def plain_scores(points: np.ndarray[Any, Any], scene: int, scenes: Scenes) -> tu
     return min(ades), min(hds), sum(off) / len(off)
 
 
-@pytest.mark.parametrize("method", ["grid", "cpl"])
+@pytest.mark.parametrize("method", ["threshold", "cpl"])
 def test_evaluation_agrees_with_a_plain_double_loop(scenes: Scenes, method: str) -> None:
     made = task(scenes, method=method, max_len=12)
     torch.manual_seed(1)
     model = made.build().eval()
-    if method == "grid":
+    if method == "threshold":
         nn.init.constant_(model.method.scores[-1].bias, 0.35)  # some cells are above the threshold, some scenes bare
     found = made.evaluate(model, made.reported, size=3)
     reported = scenes.select(made.parts.val)
@@ -195,7 +195,7 @@ def test_every_cell_sees_its_own_pixels_and_the_point_lies_in_the_cell(scenes: S
     assert torch.equal(cells, torch.arange(1024).expand(2, -1))
 
 
-@pytest.mark.parametrize("method", ["grid", "hungarian"])
+@pytest.mark.parametrize("method", ["threshold", "hungarian"])
 def test_offset_loss_by_hand(scenes: Scenes, method: str) -> None:
     made = task(scenes, method=method)
     torch.manual_seed(0)
@@ -356,12 +356,12 @@ def test_wrong_settings_are_named(scenes: Scenes, tmp_path: Path) -> None:
         load_source(PathsConfig(source="nowhere"))
     with pytest.raises(ValueError, match=r"missing\.npz: cannot be read"):
         load_source(PathsConfig(source=str(tmp_path / "missing.npz")))
-    with pytest.raises(ValueError, match=r"a part is empty \(31 train, 0 dev, 0 val"):
+    with pytest.raises(ValueError, match=r"a part is empty \(31 train, 0 held out, 0 val"):
         task(scenes.select(range(31)), val=0.01)
     poses = np.zeros((32, 3))
     poses[20:, 0] = 1000.0 * np.arange(1, 13)  # 20 scenes at one place: 13 reported on and 7 dropped leave 12, not 16
-    with pytest.raises(ValueError, match=r"a part is empty \(0 train, 12 dev, 13 val, 7 dropped"):
-        task(dataclasses.replace(scenes, poses=poses), split="geography", val=0.4, dev=0.5)
+    with pytest.raises(ValueError, match=r"a part is empty \(0 train, 12 held out, 13 val, 7 dropped"):
+        task(dataclasses.replace(scenes, poses=poses), split="geography", val=0.4, held_out=0.5)
     with pytest.raises(ValueError, match="dim: expected a multiple of 4"):
         task(scenes, dim=18, heads=1).build()
     with pytest.raises(ValueError, match="expected none with backbone = 'patches'"):
@@ -404,7 +404,7 @@ def test_files_that_are_no_scenes_are_named(scenes: Scenes, tmp_path: Path) -> N
 def test_the_defaults_are_the_papers() -> None:
     paper = {
         "epochs": 300, "batch_size": 256, "optimizer": "adamw", "lr": 3e-4, "weight_decay": 1e-4, "scenes": 6000,
-        "val": 0.2, "dev": 0.0, "split": "index", "dim": 128, "layers": 4, "heads": 8, "ffn": 512, "dropout": 0.1,
+        "val": 0.2, "held_out": 0.0, "split": "index", "dim": 128, "layers": 4, "heads": 8, "ffn": 512, "dropout": 0.1,
         "hidden": 128, "score_hidden": 64, "decoder_layers": 2, "hypotheses": 6, "max_len": 100, "kind": "lowrank",
         "live_stop": True, "selection_weight": 10.0, "offset_weight": 5.0, "schedule": "constant",
     }  # fmt: skip

@@ -30,7 +30,7 @@ from torchcpl.train import fit
 BENCHMARK = SubsetsBenchmark()
 TINY = SubsetsConfig(
     epochs=2, bags=16, batch_size=8, validation_bags=12, dim=16, layers=1, heads=2, ffn=16, hidden=8, permutations=2,
-    max_items=24, min_per_class=2, max_per_class=6, max_classes=5, max_len=8, holdout=0.2, device="cpu",
+    max_items=24, min_per_class=2, max_per_class=6, max_classes=5, max_len=8, held_out=0.2, device="cpu",
 )  # fmt: skip
 REPORTED, HELD_OUT = BENCHMARK.rules.values()
 
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two seeds of CPL, one of each other method."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("runs")
-    for method, seed in (("cpl", 0), ("cpl", 1), ("pointer", 0), ("bce", 0), ("hungarian", 0)):
+    for method, seed in (("cpl", 0), ("cpl", 1), ("pointer", 0), ("threshold", 0), ("hungarian", 0)):
         config = override(TINY, method=method, seed=seed)
         fit(BENCHMARK.make_task(config), folder / f"{method}-s{seed}", progress=False)
     return folder
@@ -97,9 +97,9 @@ def test_each_rule_chooses_where_it_says_and_shows_the_reported_bags() -> None:
     assert found[REPORTED]["clu_rec"] == 3.0
 
 
-def test_without_holdout_there_is_the_papers_rule_alone() -> None:
+def test_without_held_out_there_is_the_papers_rule_alone() -> None:
     history = [record(1, clu_f1=0.5), record(2, clu_f1=0.4)]
-    found = BENCHMARK.by_rule(made(history, override(TINY, holdout=0.0)))
+    found = BENCHMARK.by_rule(made(history, override(TINY, held_out=0.0)))
     assert list(found) == [REPORTED]
     assert (found[REPORTED]["epoch"], found[REPORTED]["clu_f1"]) == (1, 0.5)
 
@@ -139,7 +139,7 @@ def test_rows_by_method_and_rule(table: Table, folder: Path) -> None:
     assert table.published == []  # the images are not the paper's
     assert "20% of the training items" in " ".join(table.notes)
     assert table.info["seeds"] == [0, 1]
-    assert table.info["config"]["holdout"] == 0.2
+    assert table.info["config"]["held_out"] == 0.2
     assert "method" not in table.info["config"]
 
 
@@ -151,8 +151,8 @@ def test_one_rule_may_be_asked_for(folder: Path) -> None:
 
 
 def test_evaluation_is_what_the_history_says(folder: Path) -> None:
-    (row,) = BENCHMARK.evaluate(folder / "bce-s0").rows
-    chosen = max((r["metrics"] for r in read_history(folder / "bce-s0")), key=lambda metrics: metrics["clu_f1"])
+    (row,) = BENCHMARK.evaluate(folder / "threshold-s0").rows
+    chosen = max((r["metrics"] for r in read_history(folder / "threshold-s0")), key=lambda metrics: metrics["clu_f1"])
     for name in ("clu_rec", "clu_prec", "clu_f1", "card_err"):
         assert row[name] == pytest.approx(chosen[f"reported_{name}"], abs=1e-6)
     assert row["knob"] == [chosen["knob"]]
@@ -171,7 +171,7 @@ def test_an_archived_run_has_scores_and_no_time(changed: Callable[..., Path]) ->
     ("changes", "said"),
     [
         ({"seed": 1, "max_classes": 4}, "expected the same max_classes in all"),
-        ({"seed": 1, "holdout": 0.3}, "expected the same holdout in all"),
+        ({"seed": 1, "held_out": 0.3}, "expected the same held_out in all"),
         ({"seed": 1, "validation_bags": 10}, "expected the same validation_bags in all"),
         ({"seed": 1, "lr": 0.1}, "runs of CPL: expected them to differ in their seeds and nothing else"),
         ({"batch_size": 4}, "runs of CPL: expected them to differ in their seeds and nothing else"),
@@ -188,7 +188,7 @@ def test_every_kind_of_interaction_has_a_row(folder: Path, tmp_path: Path) -> No
         fit(BENCHMARK.make_task(override(TINY, epochs=1, kind=kind)), tmp_path / kind, progress=False)
 
     def names(*paths: Path) -> list[str]:
-        rows = BENCHMARK.table([folder / "bce-s0", *paths], ["held-out"]).rows
+        rows = BENCHMARK.table([folder / "threshold-s0", *paths], ["held-out"]).rows
         return [row["method"] for row in rows if not row.get("reference")]
 
     assert names(folder / "cpl-s0", tmp_path / "recent") == ["BCE", "CPL (lowrank)", "CPL"]
@@ -288,7 +288,7 @@ def test_the_report_has_every_panel(folder: Path, tmp_path: Path, table: Table) 
 
 
 def test_a_report_of_one_parallel_method(folder: Path, tmp_path: Path) -> None:
-    page = BENCHMARK.report([folder / "bce-s0"], tmp_path / "report")
+    page = BENCHMARK.report([folder / "threshold-s0"], tmp_path / "report")
     assert re.findall(r'<figure class="[^"]*" id="([^"]*)"', page.read_text(encoding="utf-8")) == ["precision-recall"]
 
 
@@ -317,7 +317,7 @@ def test_a_trace_is_what_the_model_does(folder: Path) -> None:
 
 
 def test_a_trace_needs_steps(folder: Path) -> None:
-    task, model, _ = BENCHMARK.restore(BENCHMARK.read(folder / "bce-s0"))
+    task, model, _ = BENCHMARK.restore(BENCHMARK.read(folder / "threshold-s0"))
     with pytest.raises(ValueError, match="step by step"):
         figures.Trace(model, figures.example_bags(task, model, 0.5)[0][0], 0.5)
 
@@ -373,7 +373,7 @@ def test_a_report_of_other_data_does_not_speak_of_images(tmp_path: Path) -> None
 
 
 def test_trades_are_scores_on_the_first_reported_bags(folder: Path) -> None:
-    task, model, _ = BENCHMARK.restore(BENCHMARK.read(folder / "bce-s0"))
+    task, model, _ = BENCHMARK.restore(BENCHMARK.read(folder / "threshold-s0"))
     trade = figures.trade(task, model, 0.3)
     scores = task.evaluate(model, task.reported, (*model.method.knobs, 0.3))  # 0.3 is one of them
     assert trade.chosen == pytest.approx((scores[0.3]["clu_rec"], scores[0.3]["clu_prec"]))

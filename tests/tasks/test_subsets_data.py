@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchcpl.encoders.resnet import load_resnet18, prepare, resnet18
 from torchcpl.tasks.subsets import data
-from torchcpl.tasks.subsets.data import BagProtocol, Bags, BagSampler, Features, fixed_bags, load_source, split_holdout
+from torchcpl.tasks.subsets.data import BagProtocol, Bags, BagSampler, Features, fixed_bags, load_source, split_held_out
 
 # ------------------------------------------------------------------------------------------------- bags
 
@@ -245,9 +245,9 @@ def test_digits() -> None:
     assert torch.equal(digits.test, load_source("digits").test)
 
 
-def test_split_holdout_divides_the_training_images() -> None:
+def test_split_held_out_divides_the_training_images() -> None:
     digits = load_source("digits")
-    dev = split_holdout(digits, 0.25, seed=1)
+    dev = split_held_out(digits, 0.25, seed=1)
     together = torch.cat([dev.train, dev.test])
     assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, digits.train.tolist()))
     assert shares_no_row(dev.test, digits.test)
@@ -257,11 +257,11 @@ def test_split_holdout_divides_the_training_images() -> None:
     for c in range(10):
         size = int((digits.train_labels == c).sum())
         assert int((dev.test_labels == c).sum()) == round(0.25 * size)
-    assert torch.equal(dev.test, split_holdout(digits, 0.25, seed=1).test)
-    assert not torch.equal(dev.test, split_holdout(digits, 0.25, seed=2).test)
+    assert torch.equal(dev.test, split_held_out(digits, 0.25, seed=1).test)
+    assert not torch.equal(dev.test, split_held_out(digits, 0.25, seed=2).test)
     assert dev.images is None  # pictures are of the test images, which are not here
     with pytest.raises(ValueError, match="fraction: expected a number between 0 and 1, got 1"):
-        split_holdout(digits, 1, seed=0)
+        split_held_out(digits, 1, seed=0)
 
 
 def arrays(**changes: Any) -> dict[str, Any]:

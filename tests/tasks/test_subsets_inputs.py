@@ -82,7 +82,7 @@ def test_files_that_are_no_labelled_features(name: str, said: str, capsys: pytes
         (["--heads", "3"], "heads: expected a divisor of dim = 16, got 3"),
         (["--min-classes", "7"], "min_classes: expected at most max_classes = 5"),
         (["--min-classes", "11", "--max-classes", "50"], "at least min_classes = 11 classes, got 10"),
-        (["--holdout", "nan"], "holdout"),
+        (["--held-out", "nan"], "held_out"),
         (["--seed", "4294967296"], "seed = 4294967296: expected at most 4294967295"),
         (["--devices", "100000"], "devices = 100000: expected at most"),
         (["--lr", "inf"], "epoch 1, step 0 (from 0): parameter"),
@@ -101,7 +101,7 @@ def test_a_run_is_resumed_as_it_was_begun(capsys: pytest.CaptureFixture[str]) ->
     assert train() == 0
     for options, said in (
         (["--lr", "1"], "lr: 0.0005 -> 1.0"),
-        (["--method", "bce"], "method: 'cpl' -> 'bce'"),
+        (["--method", "threshold"], "method: 'cpl' -> 'threshold'"),
     ):
         assert train("--resume", *options) == 2
         assert said in capsys.readouterr().err
@@ -114,6 +114,6 @@ def test_a_run_is_resumed_as_it_was_begun(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("options", [["--max-items", "1"], ["--max-classes", "50"], ["--min-per-class", "6"]])
-@pytest.mark.parametrize("method", ["cpl", "bce", "hungarian", "pointer"])
+@pytest.mark.parametrize("method", ["cpl", "threshold", "hungarian", "pointer"])
 def test_odd_bags_are_bags(method: str, options: list[str]) -> None:
     assert train("--method", method, "--max-len", "60", *options) == 0

@@ -63,8 +63,8 @@ def test_batches_are_a_function_of_seed_and_step() -> None:
     assert not torch.equal(a.rows, other.rows)
 
 
-def test_with_holdout_choices_are_made_on_images_that_are_neither_trained_on_nor_reported() -> None:
-    made = task(holdout=0.3)
+def test_with_held_out_choices_are_made_on_images_that_are_neither_trained_on_nor_reported() -> None:
+    made = task(held_out=0.3)
     model = made.build().eval()
     assert made.chosen_on is not made.reported
     assert {"clu_f1", "reported_clu_f1"} <= made.validate(model).keys()
@@ -83,7 +83,7 @@ def test_with_holdout_choices_are_made_on_images_that_are_neither_trained_on_nor
 @pytest.mark.parametrize("kind", ["lowrank", "contextual", "coverage", "recent"])
 @pytest.mark.parametrize("live_stop", [False, True])
 def test_all_kinds_of_heads(kind: str, live_stop: bool) -> None:
-    made = task(kind=kind, live_stop=live_stop, stop_rule="mass", tune_knob=True, input_mix=0.3, input_dropout=0.1)
+    made = task(kind=kind, live_stop=live_stop, stop_rule="threshold", tune_knob=True, input_mix=0.3, input_dropout=0.1)
     model = made.build()
     model(made.batch(0))["loss"].backward()
     assert all(p.grad is not None for p in model.parameters())

@@ -29,8 +29,7 @@ METHODS = {
     "cpl": PALETTE[2],
     "pointer": PALETTE[0],
     "hungarian": PALETTE[1],
-    "bce": PALETTE[4],
-    "grid": PALETTE[4],
+    "threshold": PALETTE[4],
     "multi_hypothesis": PALETTE[5],
 }
 INK, FAINT = "#22262b", "#c9ced6"

@@ -35,13 +35,13 @@ class Method(nn.Module, ABC):
         """
 
     @abstractmethod
-    def judge(self, features: Tensor, mask: Tensor) -> Any:
-        """All of a prediction that is parallel: potentials, or a score for each candidate."""
+    def potentials(self, features: Tensor, mask: Tensor) -> Any:
+        """The parallel part of a prediction: `Potentials`, or a score (B, N) for each candidate."""
 
     @abstractmethod
-    def pick(self, judged: Any, max_len: int, knob: float | None = None) -> Selection:
-        """What is picked, (B, T), given that; ``knob`` in place of the method's own."""
+    def pick(self, potentials: Any, max_len: int, knob: float | None = None) -> Selection:
+        """The sequential part: what is picked, (B, T); ``knob`` in place of the method's own."""
 
     def select(self, features: Tensor, mask: Tensor, max_len: int, knob: float | None = None) -> Selection:
-        """What is picked, (B, T): first judged, then picked."""
-        return self.pick(self.judge(features, mask), max_len, knob)
+        """What is picked, (B, T)."""
+        return self.pick(self.potentials(features, mask), max_len, knob)

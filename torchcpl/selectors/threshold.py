@@ -1,4 +1,4 @@
-"""Independent scoring: every candidate is judged alone."""
+"""Independent scoring: every candidate has a score of its own, and those above a threshold are picked."""
 
 from __future__ import annotations
 
@@ -47,13 +47,14 @@ class Threshold(Method):
         each = F.binary_cross_entropy_with_logits(logits.float(), positive.float(), pos_weight=weight, reduction="none")
         return each.masked_fill(~mask, 0)
 
-    def judge(self, features: Tensor, mask: Tensor) -> Tensor:
-        return self.logits(features, mask).float().masked_fill(~mask, -torch.inf)  # (B, N)
+    def potentials(self, features: Tensor, mask: Tensor) -> Tensor:
+        """(B, N) log-odds, −inf for padding."""
+        return self.logits(features, mask).float().masked_fill(~mask, -torch.inf)
 
-    def pick(self, judged: Tensor, max_len: int, knob: float | None = None) -> Selection:
+    def pick(self, potentials: Tensor, max_len: int, knob: float | None = None) -> Selection:
         """All candidates above the threshold, best first. ``max_len`` does not bound a parallel method."""
-        ranked, order = judged.sort(dim=-1, descending=True, stable=True)
+        ranked, order = potentials.sort(dim=-1, descending=True, stable=True)
         kept = ranked.sigmoid() > (self.knob if knob is None else knob)
         log_odds = torch.where(kept, F.logsigmoid(ranked), F.logsigmoid(-ranked))
         log_prob = log_odds.where(ranked > -torch.inf, 0.0).sum(-1)
-        return Selection(order.masked_fill(~kept, -1), kept.sum(-1), log_prob, judged.shape[1])
+        return Selection(order.masked_fill(~kept, -1), kept.sum(-1), log_prob, potentials.shape[1])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcpl.constraints import Rules
 from torchcpl.functional import prefix_logits
-from torchcpl.selectors import CPL, Method
+from torchcpl.selectors import Method, Stepwise
 
 
 class Steps(NamedTuple):
@@ -24,7 +24,7 @@ class Steps(NamedTuple):
 @torch.inference_mode()
 def steps_of(method: Method, encoded: Tensor, mask: Tensor, max_len: int, knob: float | None = None) -> Steps:
     """The selection from encoded candidates (1, N, d), step by step; ValueError for a method that has no steps."""
-    if not isinstance(method, CPL):
+    if not isinstance(method, Stepwise):
         raise ValueError(f"model: expected one that selects step by step, got {type(method).__name__}")
     knob = method.knob if knob is None else knob
     pot = method.potentials(encoded, mask)

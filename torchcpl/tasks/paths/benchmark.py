@@ -51,7 +51,7 @@ class PathsBenchmark(Benchmark[PathsConfig]):
     )
     reported = "reported scenes"
     held_out = "held-out training scenes"
-    alike = ("source", "scenes", "scenes_seed", "split", "val", "dev", "epochs", "backbone", "weights")
+    alike = ("source", "scenes", "scenes_seed", "split", "val", "held_out", "epochs", "backbone", "weights")
     lead = (
         "Each input is a road scene from above, cut into 32 × 32 cells. The model picks cells, and a point in each, "
         "that make one path from the ego on; any path that the lanes allow is right. Training showed it one valid path "

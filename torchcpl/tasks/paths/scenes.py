@@ -211,38 +211,42 @@ def load_scenes(path: str | Path) -> Scenes:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Scene numbers: to train on, to choose with (``dev``), to report on (``val``), and left out."""
+    """Scene numbers: to train on, to choose with (``held_out``), to report on (``val``), and left out."""
 
     train: Ints
     val: Ints
-    dev: Ints
+    held_out: Ints
     dropped: Ints
 
     def __str__(self) -> str:
-        return f"{len(self.train)} train, {len(self.dev)} dev, {len(self.val)} val, {len(self.dropped)} dropped"
+        return (
+            f"{len(self.train)} train, {len(self.held_out)} held out, {len(self.val)} val, {len(self.dropped)} dropped"
+        )
 
 
-def split_by_index(count: int, val: float = 0.2, dev: float = 0.0) -> Split:
-    """The last ``val`` of the scenes to report on, ``dev`` of them before; all lie on the same roads."""
+def split_by_index(count: int, val: float = 0.2, held_out: float = 0.0) -> Split:
+    """The last ``val`` of the scenes to report on, ``held_out`` of them before; all lie on the same roads."""
     _check_share(val, "val")
-    _check_share(val + dev, "val + dev")
+    _check_share(val + held_out, "val + held_out")
     cut = count - round(count * val)
-    aside = cut - round(count * dev)
+    aside = cut - round(count * held_out)
     return Split(np.arange(aside), np.arange(cut, count), np.arange(aside, cut), np.empty(0, np.int64))
 
 
-def split_by_geography(scenes: Scenes, val: float = 0.2, dev: float = 0.0) -> Split:
+def split_by_geography(scenes: Scenes, val: float = 0.2, held_out: float = 0.0) -> Split:
     """Disjoint areas: no image of one part overlaps an image of another.
 
     Each map is cut by a straight line with the share ``val`` of its scenes beyond it; scenes before the line
     whose image overlaps one beyond are dropped. Of 24 directions the line takes the one that drops few scenes
     and leaves about the share ``val`` of the scenes with 1, 2, 3 and more paths beyond it, over all maps. The
-    share ``dev`` is then cut off the rest in the same way.
+    share ``held_out`` is then cut off the rest in the same way.
     """
     _check_share(val, "val")
-    _check_share(val + dev, "val + dev")
+    _check_share(val + held_out, "val + held_out")
     train, beyond, lost = _part(np.arange(len(scenes)), val, scenes)
-    rest = min(dev * len(scenes) / max(len(train), 1), 1.0)  # so much may be dropped that dev is more than all of it
+    rest = min(
+        held_out * len(scenes) / max(len(train), 1), 1.0
+    )  # so much may be dropped that held_out is more than all of it
     train, aside, lost_too = _part(train, rest, scenes)
     return Split(train, beyond, aside, np.sort(np.concatenate([lost, lost_too])))
 

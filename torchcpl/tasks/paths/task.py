@@ -17,7 +17,7 @@ from torchcpl.head import KINDS, CPLHead, mlp
 from torchcpl.kernels.streams import side_by_side
 from torchcpl.metrics import off_road, path_scores
 from torchcpl.potentials import Selection
-from torchcpl.selectors import CPL, Hungarian, Method, MultiHypothesis, PointerHead, Threshold
+from torchcpl.selectors import Hungarian, Method, MultiHypothesis, PointerHead, Stepwise, Threshold
 from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.paths.backbones import BACKBONES, build_backbone, position_code
 from torchcpl.tasks.paths.maps import load_maps
@@ -36,7 +36,7 @@ from torchcpl.tasks.paths.scenes import (
 from torchcpl.train import device_of
 
 METHODS = {
-    "grid": "Grid threshold",
+    "threshold": "Grid threshold",
     "hungarian": "Hungarian",
     "multi_hypothesis": "Multi-hypothesis",
     "pointer": "Pointer (AR)",
@@ -62,7 +62,7 @@ class PathsConfig(TrainConfig):
     scenes_seed: int = option(0, "seed of the scenes", low=0)
     split: str = option("index", "which scenes are reported on: the last, or those of other areas", choices=SPLITS)
     val: float = option(0.2, "part of the scenes that is reported on", low=0.01, high=0.9)
-    dev: float = option(
+    held_out: float = option(
         0.0, "part of the scenes set aside to choose the checkpoint on (0 = the reported ones)", low=0.0, high=0.5
     )
     flip: bool = option(True, "mirror half of the training scenes")
@@ -163,9 +163,9 @@ class PathsModel(SelectionModel):
 
     def decode(self, features: Tensor, inputs: Tensor, knob: float | None = None) -> Prediction:
         """The path that the method selects, given the encoded cells of the images."""
-        judged = self.method.judge(features, self._all(features))
+        potentials = self.method.potentials(features, self._all(features))
         selection, points = side_by_side(
-            lambda: self.method.pick(judged, self.max_len, knob),
+            lambda: self.method.pick(potentials, self.max_len, knob),
             lambda: self.points(features),  # now, when a GPU has little else to do
         )
         return Prediction(selection, _gather(points, selection.indices))
@@ -186,13 +186,13 @@ def build_method(config: PathsConfig) -> Method:
             config.dim, config.hidden, kind=config.kind, live_stop=config.live_stop, activation="relu",
             dropout=config.dropout,
         )  # fmt: skip
-        return CPL(head, ordered=True, min_len=1)  # a path begins at the ego
+        return Stepwise(head, ordered=True, min_len=1)  # a path begins at the ego
     if config.method == "pointer":
         decoder = PointerHead(
             config.dim, layers=config.decoder_layers, heads=config.heads, ffn=config.ffn, dropout=config.dropout,
             max_len=config.max_len,
         )  # fmt: skip
-        return CPL(decoder, ordered=True, min_len=1)
+        return Stepwise(decoder, ordered=True, min_len=1)
     settings: dict[str, Any] = {"pos_weight": 1.0}
     if config.method == "hungarian":
         return Hungarian(
@@ -250,8 +250,8 @@ class PathsTask:
         self.parts = split_scenes(config, self.scenes)
         self.train = SceneSet(self.scenes.select(self.parts.train), self.device)
         self.reported = SceneSet(self.scenes.select(self.parts.val), self.device)
-        aside = len(self.parts.dev) > 0
-        self.chosen_on = SceneSet(self.scenes.select(self.parts.dev), self.device) if aside else self.reported
+        aside = len(self.parts.held_out) > 0
+        self.chosen_on = SceneSet(self.scenes.select(self.parts.held_out), self.device) if aside else self.reported
         self.generator = torch.Generator(device=self.device)
         self._order: tuple[int, Tensor] | None = None
 
@@ -324,9 +324,11 @@ class PathsTask:
 def split_scenes(config: PathsConfig, scenes: Scenes) -> Split:
     """The parts of the scenes that a configuration asks for."""
     if config.split == "geography":
-        parts = split_by_geography(scenes, config.val, config.dev)
+        parts = split_by_geography(scenes, config.val, config.held_out)
     else:
-        parts = split_by_index(len(scenes), config.val, config.dev)
-    if not len(parts.train) or not len(parts.val) or (config.dev and not len(parts.dev)):
-        raise ValueError(f"split = {config.split!r}, val = {config.val}, dev = {config.dev}: a part is empty ({parts})")
+        parts = split_by_index(len(scenes), config.val, config.held_out)
+    if not len(parts.train) or not len(parts.val) or (config.held_out and not len(parts.held_out)):
+        raise ValueError(
+            f"split = {config.split!r}, val = {config.val}, held_out = {config.held_out}: a part is empty ({parts})"
+        )
     return parts

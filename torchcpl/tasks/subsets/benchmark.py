@@ -52,7 +52,7 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
     )
     reported = "reported bags"
     held_out = "held-out training bags"
-    alike = ("source", "holdout", "validation_bags", *(f.name for f in fields(BagProtocol)))
+    alike = ("source", "held_out", "validation_bags", *(f.name for f in fields(BagProtocol)))
     lead = (
         "Each input is a bag of items of several classes. The model sees the items alone and picks a subset; it is "
         "right when every class is picked exactly once. It was trained on one random member of each class, never on "
@@ -83,8 +83,8 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
     def notes(self, config: SubsetsConfig) -> list[str]:
         bags = config.validation_bags
         said = [f"{bags} bags of test items. Trained on one random member of each class, never on the classes."]
-        if config.holdout:
-            said.append(f"{config.holdout:.0%} of the training items set aside.")
+        if config.held_out:
+            said.append(f"{config.held_out:.0%} of the training items set aside.")
         return said
 
     def panels(self, runs: Sequence[Run[SubsetsConfig]], table: Table) -> list[Panel]:
@@ -100,7 +100,7 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
         if METHODS["cpl"] not in rows or len(rows) < 2:
             return []
         cpl, score = rows.pop(METHODS["cpl"]), table.columns[3]
-        parallel = [rows[name] for name in (REFERENCE, METHODS["bce"], METHODS["hungarian"]) if name in rows]
+        parallel = [rows[name] for name in (REFERENCE, METHODS["threshold"], METHODS["hungarian"]) if name in rows]
         others = ", ".join(f"{row['method']} {score.cell(row)}" for row in parallel)
         said = [f"CPL reaches a CluF1 of {score.cell(cpl)}; {others}."]
         pointer = rows.get(METHODS["pointer"])

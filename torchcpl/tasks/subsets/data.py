@@ -124,7 +124,7 @@ def load_source(
     return _npz(path)
 
 
-def split_holdout(features: Features, fraction: float = 0.2, seed: int = 0) -> Features:
+def split_held_out(features: Features, fraction: float = 0.2, seed: int = 0) -> Features:
     """Set aside part of the *training* images of each class: a development split.
 
     The result's ``test`` is the held-out part of ``features.train``; the reported test images are not in it.

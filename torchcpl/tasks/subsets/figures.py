@@ -12,7 +12,7 @@ from torchcpl import plots
 from torchcpl.metrics import cluster_scores
 from torchcpl.report import Panel
 from torchcpl.results import extra
-from torchcpl.selectors import CPL
+from torchcpl.selectors import Stepwise
 from torchcpl.tables import Row
 from torchcpl.tasks.figures import array, steps_of
 from torchcpl.tasks.subsets.data import Bags, BagSampler, fixed_bags
@@ -32,7 +32,7 @@ class Trace:
         with torch.inference_mode():
             encoded = model.encode(bag)
             steps = steps_of(model.method, encoded, bag.mask, model.max_len, knob)
-            pot = cast(CPL, model.method).potentials(encoded, bag.mask)
+            pot = cast(Stepwise, model.method).potentials(encoded, bag.mask)
             self.W = array(pot.interaction.dense()[0, : self.size, : self.size])
         self.picks = steps.picks
         self.probabilities = steps.probabilities[:, [*range(self.size), pot.num_candidates]]  # (T+1, n+1)
@@ -112,7 +112,7 @@ def _steps(trace: Trace, names: tuple[str, ...], share: float) -> Panel:
 def trade(task: SubsetsTask, model: SubsetsModel, knob: float) -> plots.Trade:
     """Recall and precision on some of the reported bags as the knob varies."""
     bags = next(iter(task.reported.split(SWEEP_BAGS)))
-    knobs = sorted({*model.method.knobs[:: 2 if isinstance(model.method, CPL) else 1], knob})
+    knobs = sorted({*model.method.knobs[:: 2 if isinstance(model.method, Stepwise) else 1], knob})
     scores = task.evaluate(model, bags, tuple(knobs))
     pairs = np.array([[scores[value]["clu_rec"], scores[value]["clu_prec"]] for value in knobs])
     pairs = pairs[pairs[:, 0] > 0]  # where nothing is picked there is no precision to show

@@ -14,8 +14,8 @@ from torchcpl.encoders.transformer import Encoder
 from torchcpl.head import KINDS, CPLHead
 from torchcpl.metrics import cluster_scores
 from torchcpl.potentials import Selection
-from torchcpl.selectors import CPL, Hungarian, Method, PointerHead, Threshold, kmeans
-from torchcpl.selectors.cpl import STOP_RULES
+from torchcpl.selectors import Hungarian, Method, PointerHead, Stepwise, Threshold, kmeans
+from torchcpl.selectors.stepwise import STOP_RULES
 from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.subsets.data import (
     BagProtocol,
@@ -24,11 +24,16 @@ from torchcpl.tasks.subsets.data import (
     Features,
     fixed_bags,
     load_source,
-    split_holdout,
+    split_held_out,
 )
 from torchcpl.train import device_of
 
-METHODS = {"bce": "BCE", "hungarian": "Hungarian", "pointer": "Pointer (AR)", "cpl": "CPL"}  # in the tables' order
+METHODS = {
+    "threshold": "BCE",
+    "hungarian": "Hungarian",
+    "pointer": "Pointer (AR)",
+    "cpl": "CPL",
+}  # in the tables' order
 REFERENCE = "k-Means (oracle k)"
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
 
@@ -49,7 +54,7 @@ class SubsetsConfig(TrainConfig):
     min_per_class: int = option(12, "fewest members of a class", low=1)
     max_per_class: int = option(40, "most members of a class", low=1)
     max_items: int = option(160, "a bag is cut to this size", low=1)
-    holdout: float = option(
+    held_out: float = option(
         0.0, "part of the training images set aside to choose checkpoint and knob on", low=0.0, high=0.9
     )  # fmt: skip
 
@@ -75,7 +80,9 @@ class SubsetsConfig(TrainConfig):
     stop_weight: float = option(1.0, "weight of −log P(stop) at the end (cpl, pointer)", low=0.0)
     max_len: int = option(20, "most picks (cpl, pointer)", low=1)
     stop_rule: str = option(
-        "argmax", "the stop is chosen when it is the likeliest choice, or by its own probability", choices=STOP_RULES
+        "argmax",
+        "stop when that is the likeliest choice, or when its probability passes a threshold",
+        choices=STOP_RULES,
     )
     tune_knob: bool = option(
         False, "choose the stop bias of cpl and pointer as the thresholds of the others are chosen"
@@ -138,7 +145,7 @@ def build_method(config: SubsetsConfig) -> Method:
     }
     if config.method == "cpl":
         head = CPLHead(config.dim, config.hidden, kind=config.kind, live_stop=config.live_stop, dropout=config.dropout)
-        return CPL(head, **objective)
+        return Stepwise(head, **objective)
     if config.method == "pointer":
         decoder = PointerHead(
             config.dim,
@@ -149,8 +156,8 @@ def build_method(config: SubsetsConfig) -> Method:
             max_len=config.max_len,
             cache=config.pointer_cache,
         )
-        return CPL(decoder, **objective)
-    if config.method == "bce":
+        return Stepwise(decoder, **objective)
+    if config.method == "threshold":
         return Threshold(config.dim, config.hidden, dropout=config.dropout)
     return Hungarian(config.dim, config.hidden, dropout=config.dropout)
 
@@ -178,10 +185,10 @@ class SubsetsTask:
             config.min_classes, config.max_classes, config.min_per_class, config.max_per_class, config.max_items
         )
         # What is trained on, what choices are made on, and what is reported.
-        seen = split_holdout(features, config.holdout, seed=0) if config.holdout > 0 else features
+        seen = split_held_out(features, config.held_out, seed=0) if config.held_out > 0 else features
         self.sampler = BagSampler(seen.train.to(self.device), seen.train_labels.to(self.device), self.protocol)
         self.reported = self._fixed(features.test, features.test_labels, seed=1)
-        self.chosen_on = self._fixed(seen.test, seen.test_labels, seed=2) if config.holdout > 0 else self.reported
+        self.chosen_on = self._fixed(seen.test, seen.test_labels, seed=2) if config.held_out > 0 else self.reported
         self.generator = torch.Generator(device=self.device)
 
     def _fixed(self, features: Tensor, labels: Tensor, seed: int) -> Bags:
@@ -207,7 +214,7 @@ class SubsetsTask:
     def validate(self, model: nn.Module) -> dict[str, float]:
         """The columns at the best knob on the bags choices are made on, and at that knob on the reported bags.
 
-        With ``holdout`` the latter are ``reported_…``; ``best_…`` are at the knob that is best on the reported bags.
+        With ``held_out`` the latter are ``reported_…``; ``best_…`` are at the knob that is best on the reported bags.
         """
         scores = self.evaluate(model, self.chosen_on, self.knobs(model))
         knob = max(scores, key=lambda value: scores[value]["clu_f1"])

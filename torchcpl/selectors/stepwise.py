@@ -1,4 +1,4 @@
-"""CPL: parallel potentials, sequential selection."""
+"""Selection step by step: CPL and the autoregressive pointer, whose heads both give potentials."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torchcpl.losses import ordered_nll, subset_nll
 from torchcpl.potentials import Potentials, Selection
 from torchcpl.selectors.base import Method
 
-STOP_RULES = ("argmax", "mass")
+STOP_RULES = ("argmax", "threshold")
 
 
-class CPL(Method):
-    """Any head that gives potentials, trained on ordered or unordered targets and decoded greedily.
+class Stepwise(Method):
+    """A head that gives potentials (`CPLHead`, `PointerHead`), trained by their likelihood and decoded greedily.
 
-    The knob is a bias on the stop's logit or, with ``stop_rule="mass"``, the probability at which the stop is chosen.
-    At least ``min_len`` are picked.
+    The knob is what `greedy` takes as ``stop_bias`` or, with ``stop_rule="threshold"``, as ``stop_threshold``. At least
+    ``min_len`` are picked.
     """
 
     def __init__(
@@ -49,17 +49,14 @@ class CPL(Method):
         pot: Potentials = self.head(features, mask)
         return pot
 
-    def judge(self, features: Tensor, mask: Tensor) -> Potentials:
-        return self.potentials(features, mask)
-
     def loss(self, features: Tensor, mask: Tensor, target: Tensor) -> Tensor:
         pot = self.potentials(features, mask)
         if self.ordered:
             return ordered_nll(pot, target, per_step=True)
         return subset_nll(pot, target, self.permutations, self.early_stop_weight, self.stop_weight)
 
-    def pick(self, judged: Potentials, max_len: int, knob: float | None = None) -> Selection:
+    def pick(self, potentials: Potentials, max_len: int, knob: float | None = None) -> Selection:
         knob = self.knob if knob is None else knob
         if self.stop_rule == "argmax":
-            return greedy(judged, max_len, min_len=self.min_len, stop_bias=knob)
-        return greedy(judged, max_len, min_len=self.min_len, stop_threshold=knob)
+            return greedy(potentials, max_len, min_len=self.min_len, stop_bias=knob)
+        return greedy(potentials, max_len, min_len=self.min_len, stop_threshold=knob)
