@@ -176,8 +176,9 @@ def step_logits(row: Row, limits: Limits, picks: Picks) -> list[float]:
 
 def step_log_probs(row: Row, limits: Limits, picks: Picks) -> list[float]:
     logits = step_logits(row, limits, picks)
-    norm = logsumexp(logits)
-    return [x - norm for x in logits]
+    top = max(logits)  # taken off first: 1e20 would swallow the logarithm
+    norm = logsumexp(x - top for x in logits)
+    return [x - top - norm for x in logits]
 
 
 def log_prob(row: Row, order: Sequence[int], limits: Limits = FREE) -> float:

@@ -277,3 +277,16 @@ def test_padded_candidates_cost_nothing_and_may_hold_anything() -> None:
     cost = torch.tensor([[1.0, 1.0, math.nan, -5.0], [1.0, 1.0, 1.0, math.inf]])
     selection = cpl.greedy(pot, stop_bias=-50.0, constraints=[cpl.Budget(cost, 2)])
     assert selection.lengths.tolist() == [2, 2]
+
+
+def test_an_unlimited_budget_affords_anything() -> None:
+    pot = fixed_case("dense", 0, 1, 3).pot
+    for options in ({}, {"min_len": 3}):
+        free = cpl.greedy(cpl.Potentials(pot.unary, pot.stop - 9, pot.interaction), **options)
+        priced = cpl.greedy(
+            cpl.Potentials(pot.unary, pot.stop - 9, pot.interaction),
+            constraints=[cpl.Budget([math.inf, 0, 0], math.inf)],
+            **options,
+        )
+        assert free.tolist() == priced.tolist()
+        assert len(free.tolist()[0]) == 3

@@ -255,3 +255,12 @@ def test_learning_finds_the_target() -> None:
         assert cpl.greedy(pot).mask().tolist() == [[False, True, False, True, False]]
         if loss == "ordered":
             assert cpl.greedy(pot).tolist() == [[3, 1]]
+
+
+def test_exact_does_not_count_padding() -> None:
+    """Columns that are padding in every row are no items: neither a limit nor 2^T contexts."""
+    case = fixed_case("dense", 5, 2, 4)
+    target = torch.tensor([[0, 2], [1, -1]])
+    padded = torch.nn.functional.pad(target, (0, 30), value=-1)
+    short, long = (cpl.subset_nll(case.pot, t, exact=True, reduction="none") for t in (target, padded))
+    torch.testing.assert_close(short, long)

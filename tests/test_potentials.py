@@ -33,7 +33,7 @@ def test_rows_of_every_part(kind: str, rows: slice | list[int] | torch.Tensor) -
 
 
 def test_a_single_row_number_would_drop_the_batch() -> None:
-    with pytest.raises(ValueError, match=r"rows: expected a slice, list or tensor of rows, got the single index 1"):
+    with pytest.raises(ValueError, match=r"rows: expected a slice, or indices or a mask of 3 rows, got int 1"):
         fixed_case("dense", 0, 3, 4).pot[1]
 
 

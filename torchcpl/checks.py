@@ -7,12 +7,17 @@ elsewhere, unless :func:`set_validation` says otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-DTYPES = {"bool": torch.bool, "long": torch.int64}
+DTYPES = {
+    "float": (torch.float32, torch.float64, torch.bfloat16, torch.float16),
+    "bool": (torch.bool,),
+    "long": (torch.int64,),
+}
 
 _validation: bool | None = None
 
@@ -20,8 +25,7 @@ _validation: bool | None = None
 def set_validation(on: bool | None) -> None:
     """Turn checks of tensor values on or off everywhere; ``None`` (the default) means on for CPU tensors only."""
     global _validation
-    if on not in (True, False, None):
-        raise ValueError(f"on: expected True, False or None, got {on!r}")
+    check_choice("on", on, (True, False, None))
     _validation = on
 
 
@@ -37,24 +41,36 @@ def tracing() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
+def transforming() -> bool:
+    """Whether a ``torch.func`` transform (``vmap``, ``grad``, …) runs, in which a tensor may stand for many."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def readable() -> bool:
+    """Whether tensor values may be read: not while tracing, capturing a CUDA graph or inside ``torch.func``."""
+    return not (tracing() or transforming() or capturing())
+
+
 def validating(tensor: Tensor) -> bool:
     """Whether to check the values of ``tensor``."""
     on = tensor.device.type == "cpu" if _validation is None else _validation
-    return on and not torch.compiler.is_compiling() and not capturing()
+    return on and readable()
 
 
 def describe(value: Any) -> str:
-    """What came, for an error message."""
+    """What came, for an error message of one line."""
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
-    return f"{type(value).__name__} {value!r}"
+    text = " ".join(repr(value).split())
+    return f"{type(value).__name__} {text if len(text) <= 200 else text[:200] + '…'}"
 
 
 def check_tensor(name: str, value: Any, shape: tuple[int | str, ...], dtype: str, like: Tensor | None = None) -> None:
     """Raise unless ``value`` is a tensor of ``shape`` (names stand for any size) and ``dtype`` (float|bool|long)."""
     if not (
         isinstance(value, Tensor)
-        and (value.is_floating_point() if dtype == "float" else value.dtype == DTYPES[dtype])
+        and value.dtype in DTYPES[dtype]
+        and value.layout == torch.strided
         and value.dim() == len(shape)
         and all(isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True))
     ):
@@ -104,10 +120,21 @@ def check_order(name: str, order: Tensor, num_candidates: int, mask: Tensor | No
 
 
 def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+    if not isinstance(value, tuple(map(type, choices))) or value not in choices:
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {describe(value)}")
+
+
+def check_number(name: str, value: Any, expected: str, fits: Callable[[float], bool]) -> None:
+    """Raise unless ``value`` is a real number that ``fits``, which ``expected`` describes."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
+        raise ValueError(f"{name}: expected {expected}, got {describe(value)}")
 
 
 def check_count(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name}: expected an integer of at least {least}, got {describe(value)}")
+
+
+def check_generator(generator: Any, device: torch.device) -> None:
+    if generator is not None and not (isinstance(generator, torch.Generator) and generator.device.type == device.type):
+        raise ValueError(f"generator: expected a torch.Generator on {device} or None, got {describe(generator)}")

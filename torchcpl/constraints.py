@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcpl.checks import capturing, check_count, check_finite, describe, tracing, validating
-from torchcpl.potentials import Potentials
+from torchcpl.checks import check_count, check_finite, check_number, describe, readable, tracing, validating
+from torchcpl.potentials import Potentials, check_potentials
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def per_row(name: str, value: Any, pot: Potentials, dtype: torch.dtype) -> Tenso
     given = as_tensor(name, value, pot)
     n = pot.num_candidates
     shapes = ((n,), (1, n), (len(pot), n))
-    if tuple(given.shape) not in shapes or (dtype == torch.bool) != (given.dtype == torch.bool):
+    if tuple(given.shape) not in shapes or not (given.dtype == torch.bool if dtype == torch.bool else is_real(given)):
         kind = "bool" if dtype == torch.bool else "number"
         raise ValueError(f"{name}: expected a {kind} per candidate, ({n},) or ({len(pot)}, {n}), got {describe(given)}")
     return given.to(dtype).expand(len(pot), n)
@@ -60,6 +60,11 @@ def as_tensor(name: str, value: Any, pot: Potentials) -> Tensor:
         return torch.as_tensor(value, device=pot.unary.device)
     except (TypeError, ValueError):
         raise ValueError(f"{name}: expected numbers or booleans, got {describe(value)}") from None
+
+
+def is_real(value: Tensor) -> bool:
+    """Whether its values are integers or floats."""
+    return value.dtype != torch.bool and not value.is_complex()
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ class Adjacent:
                 f"neighbours: expected a bool matrix ({n}, {n}) or neighbour lists ({n}, D) of long with −1 padding, "
                 f"optionally per row, got {describe(self.neighbours)}"
             )
-        if given.numel() and not (capturing() or tracing()) and (int(given.max()) >= n or int(given.min()) < -1):
+        if given.numel() and readable() and (int(given.max()) >= n or int(given.min()) < -1):
             worst = int(given.max()) if int(given.max()) >= n else int(given.min())
             raise ValueError(f"neighbours: expected indices in [0, {n}) with −1 padding, got {worst}")
         matrix = torch.zeros(*given.shape[:2], n + 1, dtype=torch.bool, device=given.device)
@@ -152,18 +157,18 @@ class Rules:
         min_len: int = 0,
         stop_bias: float | Tensor = 0.0,
         constraints: Sequence[Constraint] = (),
+        check_scores: bool = True,
     ) -> None:
+        check_potentials(pot)
+        if check_scores and validating(pot.unary):
+            pot.check_scores()
         n = pot.num_candidates
         if max_len is not None:
             check_count("max_len", max_len, 0)
         check_count("min_len", min_len, 0)
         self.max_len = n if max_len is None else torch.sym_min(max_len, n)  # n may be a symbol, in a graph
         self.min_len = min_len
-        fits = isinstance(stop_bias, Tensor) and tuple(stop_bias.shape) in ((), (len(pot),))
-        if not fits and not (isinstance(stop_bias, int | float) and stop_bias < math.inf):  # NaN is not below either
-            raise ValueError(f"stop_bias: expected a number below inf, or ({len(pot)},), got {describe(stop_bias)}")
-        if isinstance(stop_bias, Tensor) and validating(stop_bias):
-            check_finite("stop_bias", stop_bias)
+        _check_stop_bias(stop_bias, pot)
         self.stop_bias = stop_bias
         if not isinstance(constraints, Sequence) or isinstance(constraints, str):
             raise ValueError(f"constraints: expected a list of constraints, got {describe(constraints)}")
@@ -196,7 +201,7 @@ class Rules:
         new = copy(self)
         new.available = self.available[rows]
         new.required = None if self.required is None else self.required[rows]
-        new._adjacent = [m[rows] if m.shape[0] > 1 else m for m in self._adjacent]
+        new._adjacent = [m[rows] if m.shape[0] != 1 else m for m in self._adjacent]
         new._budgets = [(cost[rows], limit[rows]) for cost, limit in self._budgets]
         if isinstance(self.stop_bias, Tensor) and self.stop_bias.dim():
             new.stop_bias = self.stop_bias[rows]
@@ -251,7 +256,7 @@ class Rules:
     def _refuse_impossible(self) -> None:
         """Raise, naming the first row that no selection can satisfy.
 
-        While a graph is captured or traced no value can be read.
+        Where values cannot be read (a graph being compiled or captured) nothing is checked.
         """
         if tracing():
             return
@@ -259,7 +264,7 @@ class Rules:
             raise ValueError(
                 f"min_len: expected at most max_len = {self.max_len} (no more than the candidates), got {self.min_len}"
             )
-        if (self.required is None and self.min_len == 0 and not self._budgets) or capturing():
+        if (self.required is None and self.min_len == 0 and not self._budgets) or not readable():
             return
 
         def refuse(bad: Tensor, why: Callable[[int], str]) -> None:
@@ -308,7 +313,7 @@ class Rules:
     def _unreachable(self, matrix: Tensor, required: Tensor) -> Tensor:
         """(B, N) required candidates that cannot be on one path with some other required candidate."""
         batch, n = required.shape
-        most = int(required.sum(-1).max()) if n else 0
+        most = int(required.sum(-1).max()) if required.numel() else 0
         if most < 2:
             return torch.zeros_like(required)
         # The r-th required candidate of each row, and all that can be reached from it.
@@ -326,21 +331,34 @@ class Rules:
         return torch.zeros_like(required).scatter(1, source, apart.any(1))
 
 
+def _check_stop_bias(stop_bias: Any, pot: Potentials) -> None:
+    """Raise unless it is a number below inf, or a tensor of them, one for all rows or (B,)."""
+    expected = f"a number below inf, or ({len(pot)},)"
+    if not isinstance(stop_bias, Tensor):
+        check_number("stop_bias", stop_bias, expected, lambda value: value < math.inf)
+    elif tuple(stop_bias.shape) not in ((), (len(pot),)) or not is_real(stop_bias):
+        raise ValueError(f"stop_bias: expected {expected}, got {describe(stop_bias)}")
+    elif stop_bias.dim() and stop_bias.device != pot.unary.device:
+        raise ValueError(f"stop_bias: expected a tensor on {pot.unary.device}, got one on {stop_bias.device}")
+    elif validating(stop_bias):
+        check_finite("stop_bias", stop_bias)
+
+
 def _budget(constraint: Budget, pot: Potentials) -> tuple[Tensor, Tensor]:
     """Costs (B, N) and what may be spent (B,), in float64."""
     cost = as_tensor("Budget.cost", constraint.cost, pot)
     limit = as_tensor("Budget.limit", constraint.limit, pot)
-    readable = not capturing()
-    shaped = limit.dim() == 0 or tuple(limit.shape) == (len(pot),)
-    if not shaped or (readable and bool(limit.isnan().any())):
+    values = readable()
+    shaped = tuple(limit.shape) in ((), (len(pot),)) and is_real(limit)
+    if not shaped or (values and bool(limit.isnan().any())):
         raise ValueError(f"Budget.limit: expected a number or ({len(pot)},), got {describe(constraint.limit)}")
     # A budget met to the last penny must not be lost to rounding: that of the sums, and that of 0.1 in float32.
     rounding = max([1e-12] + [2 * torch.finfo(x.dtype).eps for x in (cost, limit) if x.dtype == torch.float32])
     cost = per_row("Budget.cost", cost, pot, torch.float64).masked_fill(~pot.mask, 0)
-    if readable and bool((~(cost >= 0)).any()):
+    if values and bool((~(cost >= 0)).any()):
         raise ValueError("Budget.cost: expected costs of at least 0, got a negative one or NaN")
     limit = limit.double().expand(len(pot))
-    if readable and bool((limit < 0).any()):
+    if values and bool((limit < 0).any()):
         row = int((limit < 0).nonzero()[0])
         raise ValueError(f"constraints: row {row} cannot be satisfied: the budget is {float(limit[row]):g}")
     return cost, limit * (1 + rounding)
@@ -349,7 +367,8 @@ def _budget(constraint: Budget, pot: Potentials) -> tuple[Tensor, Tensor]:
 def _affordable(cost: Tensor, limit: Tensor, history: History, outlook: Outlook) -> Tensor:
     """(B, K, N) candidates that leave enough for what is required and for the cheapest way to reach min_len."""
     cost = cost.unsqueeze(1)  # (B, 1, N)
-    left = limit.view(-1, 1, 1) - _total(cost, history.selected)  # (B, K, 1)
+    limit = limit.view(-1, 1, 1)
+    left = torch.where(limit < torch.inf, limit - _total(cost, history.selected), torch.inf)  # (B, K, 1)
     missing = outlook.missing
     reserved = cost.new_zeros(1) if missing is None else _total(cost, missing)  # (B, K, 1)
     need = cost + reserved if missing is None else torch.where(missing, reserved, cost + reserved)
@@ -379,7 +398,9 @@ def _total(cost: Tensor, chosen: Tensor) -> Tensor:
 def _next_to(matrix: Tensor, last: Tensor) -> Tensor:
     """(B, K, N) the neighbours of the last pick; everyone where there is none."""
     batch = last.shape[0]
-    rows = torch.arange(batch, device=last.device).unsqueeze(-1) if matrix.shape[0] > 1 else 0
+    if matrix.shape[-1] == 0:
+        return matrix.new_ones(*last.shape, 0)
+    rows = torch.arange(batch, device=last.device).unsqueeze(-1) if matrix.shape[0] != 1 else 0
     return matrix[rows, last.clamp(min=0)] | (last < 0).unsqueeze(-1)
 
 

@@ -11,13 +11,23 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from torchcpl.checks import check_count, check_order, describe
+from torchcpl.checks import check_choice, check_count, check_generator, check_order, describe, readable
 from torchcpl.constraints import Constraint, Rules
 from torchcpl.decoding.sample import draw
 from torchcpl.functional import check_sequences, sequence_log_probs, set_log_probs
-from torchcpl.potentials import Potentials, Selection, picked_mask
+from torchcpl.potentials import Potentials, Selection, check_potentials, picked_mask
 
 SUPPORT_LIMIT = 20_000  # sequences that are enumerated for exact answers; more are estimated by sampling
+
+
+def _size(name: str, shape: Any) -> torch.Size:
+    try:
+        size = torch.Size(shape)
+    except TypeError:
+        size = torch.Size([-1])  # refused below
+    if any(length < 0 for length in size):
+        raise ValueError(f"{name}: expected lengths of at least 0, got {describe(shape)}")
+    return size
 
 
 class DistinctSequence(constraints.Constraint):
@@ -60,12 +70,12 @@ class ContextualPlackettLuce(Distribution):
         constraints: Sequence[Constraint] = (),
         validate_args: bool | None = None,
     ) -> None:
-        if not isinstance(pot, Potentials):
-            raise ValueError(f"pot: expected Potentials, got {describe(pot)}")
+        check_potentials(pot)
+        check_choice("validate_args", validate_args, (True, False, None))
         self.pot = pot  # its rows are the batch, flattened
-        self._rules = Rules(pot, max_len, min_len, stop_bias, constraints)
+        self._rules = Rules(pot, max_len, min_len, stop_bias, constraints, check_scores=False)
         super().__init__(torch.Size([len(pot)]), torch.Size([self._rules.max_len]), validate_args=validate_args)
-        if self._validate_args:
+        if self._validate_args and readable():
             pot.check()
 
     def __repr__(self) -> str:
@@ -81,9 +91,14 @@ class ContextualPlackettLuce(Distribution):
     def expand(self, batch_shape: Any, _instance: Any = None) -> ContextualPlackettLuce:
         """The same distribution, repeated over a larger batch."""
         new: ContextualPlackettLuce = self._get_checked_instance(ContextualPlackettLuce, _instance)
-        shape = torch.Size(batch_shape)
+        shape = _size("batch_shape", batch_shape)
         rows = torch.arange(len(self.pot), device=self.pot.unary.device).view(self.batch_shape)
-        rows = rows.expand(shape).reshape(-1)
+        try:
+            rows = rows.expand(shape).reshape(-1)
+        except RuntimeError:
+            raise ValueError(
+                f"batch_shape: expected one that {tuple(self.batch_shape)} expands to, got {tuple(shape)}"
+            ) from None
         new.pot, new._rules = self.pot[rows], self._rules.rows(rows)
         Distribution.__init__(new, shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
@@ -96,7 +111,7 @@ class ContextualPlackettLuce(Distribution):
         """
         if not isinstance(value, Tensor) or value.dtype != torch.int64 or value.dim() < 1:
             raise ValueError(f"value: expected a long tensor (..., T), got {describe(value)}")
-        if self._validate_args:
+        if self._validate_args and readable():
             check_order("value", value, self.pot.num_candidates)
         try:
             shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
@@ -117,7 +132,8 @@ class ContextualPlackettLuce(Distribution):
 
     def draw(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Selection:
         """Like ``sample``, together with the log-probabilities of what was drawn."""
-        shape = torch.Size(sample_shape)
+        shape = _size("sample_shape", sample_shape)
+        check_generator(generator, self.pot.unary.device)
         drawn = draw(self.pot, self._rules, shape.numel(), generator=generator)  # (S, B, T)
         full = shape + self.batch_shape
         return Selection(
@@ -174,6 +190,7 @@ class ContextualPlackettLuce(Distribution):
                 f"got {tuple(subset.shape)}"
             ) from None
         check_sequences("subset", flat, self.pot)
+        check_generator(generator, self.pot.unary.device)
         value, error = set_log_probs(self.pot, flat, self._rules, num_samples, generator)
         value, error = value.view(self.batch_shape), error.view(self.batch_shape)
         return (value, error) if return_error else value

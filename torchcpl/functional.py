@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchcpl.checks import check_count, check_order, check_tensor, validating
+from torchcpl.checks import check_count, check_generator, check_order, check_tensor, readable, validating
 from torchcpl.constraints import Constraint, History, Rules
 from torchcpl.interactions.base import State, accumulator
-from torchcpl.potentials import Potentials, picked_mask
+from torchcpl.potentials import Potentials, check_potentials, picked_mask
 
 SUBSET_LIMIT = 15  # largest set whose probability is computed exactly by default: 2¹⁵ subsets
 
@@ -29,17 +29,17 @@ def step_logits(pot: Potentials, state: State, history: History, rules: Rules) -
     added, added_stop = pot.interaction.logits(state)
     dtype = accumulator(torch.promote_types(added.dtype, pot.unary.dtype))
     allowed, stop_allowed = rules.allowed(history)
-    candidates = (pot.unary.unsqueeze(1) + added).to(dtype).masked_fill(~allowed, -torch.inf)
-    stop = rules.biased(pot.stop).to(dtype).unsqueeze(-1).expand(candidates.shape[:2])
+    candidates = (pot.unary.to(dtype).unsqueeze(1) + added).masked_fill(~allowed, -torch.inf)
+    stop = rules.biased(pot.stop.to(dtype)).to(dtype).unsqueeze(-1).expand(candidates.shape[:2])
     if added_stop is not None:
-        stop = stop + added_stop
+        stop = stop + added_stop.to(dtype)
     if stop_allowed is not None:
         stop = stop.masked_fill(~stop_allowed, -torch.inf)
+    # With nothing left to pick the stop is certain, even one whose own logit is −inf.
+    stuck = stop.detach() == -torch.inf
     if candidates.shape[-1]:
-        # With nothing left to pick the stop is certain, even one whose own logit is −inf.
-        stuck = torch.maximum(candidates.detach().amax(-1), stop.detach()) == -torch.inf
-        stop = stop.masked_fill(stuck, 0)
-    return torch.cat([candidates, stop.unsqueeze(-1)], -1)
+        stuck = stuck & (candidates.detach().amax(-1) == -torch.inf)
+    return torch.cat([candidates, stop.masked_fill(stuck, 0).unsqueeze(-1)], -1)
 
 
 def step_log_probs(pot: Potentials, state: State, history: History, rules: Rules) -> Tensor:
@@ -73,9 +73,8 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
 
     With ``remaining`` it is not the next pick but the sum over all that are still to come. Zero where none is.
     """
-    logits = prefix_logits(pot, order, rules)
+    log_probs = prefix_logits(pot, order, rules).log_softmax(-1)  # (B, P, T+1, N+1)
     steps = order.shape[2]
-    norm = logits.logsumexp(-1, keepdim=True)
     if remaining:
         place = torch.arange(steps, device=order.device)
         passed = place < torch.arange(steps + 1, device=order.device).unsqueeze(-1)  # (T+1, T)
@@ -83,8 +82,7 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
     else:
         picks = torch.nn.functional.pad(order, (0, 1), value=-1).unsqueeze(-1)  # (B, P, T+1, 1)
     # What was picked stands at −inf: masked before summing, so that no 0·inf reaches the gradient.
-    log_probs = (logits.gather(-1, picks.clamp(min=0)) - norm).masked_fill(picks < 0, 0).sum(-1)
-    return log_probs, logits[..., -1] - norm.squeeze(-1)
+    return log_probs.gather(-1, picks.clamp(min=0)).masked_fill(picks < 0, 0).sum(-1), log_probs[..., -1]
 
 
 def sequence_log_probs(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
@@ -119,22 +117,31 @@ def log_prob(
 
 def check_sequences(name: str, order: Tensor, pot: Potentials, picks_real: bool = False) -> None:
     """Check (B, T) sequences, their values too where that is on."""
+    check_potentials(pot)
     check_tensor(name, order, (len(pot), "T"), "long", like=pot.unary)
     if validating(order):
         check_order(name, order, pot.num_candidates, pot.mask if picks_real else None)
 
 
+def trimmed(order: Tensor) -> Tensor:
+    """``order`` (B, T) without the columns that are padding in all rows, where values may be read."""
+    if order.numel() == 0 or not readable():
+        return order
+    return order[:, : int((order >= 0).sum(-1).max())]
+
+
 def reduced(loss: Tensor, reduction: str) -> Tensor:
-    """Of the rows' losses (B,) the mean or the sum, or with "none" themselves."""
+    """The losses (B,) of the rows as they are (``none``), their ``sum`` or ``mean``, which is 0 for no rows."""
     if reduction == "none":
         return loss
-    return loss.mean() if reduction == "mean" else loss.sum()
+    return loss.mean() if reduction == "mean" and len(loss) else loss.sum()
 
 
 def blame_nan(result: Tensor, pot: Potentials) -> Tensor:
-    """``result``; if it holds a NaN and values are checked, raise naming the potential that does."""
+    """``result``; if it holds a NaN and values are checked, raise naming the potential that it comes from."""
     if validating(result) and bool(result.isnan().any()):
-        pot.check()  # if none of them does, the caller sees the NaN itself
+        pot.check()
+        raise ValueError(f"pot: expected logits that {result.dtype} can hold, got NaN from sums that overflow")
     return result
 
 
@@ -157,6 +164,7 @@ def set_log_prob(
     is confined to at each step multiplies to an unbiased estimate of the probability.
     """
     check_sequences("subset", subset, pot)
+    check_generator(generator, pot.unary.device)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     return set_log_probs(pot, subset, rules, num_samples, generator)
 
@@ -165,8 +173,8 @@ def set_log_probs(
     pot: Potentials, subset: Tensor, rules: Rules, num_samples: int | None, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
     """``set_log_prob`` under given rules."""
-    most = int((subset >= 0).sum(-1).max()) if subset.numel() else 0
-    subset = subset[:, :most]  # columns of nothing but padding would double the work each
+    subset = trimmed(subset)  # every column doubles the work
+    most = subset.shape[1]
     if num_samples is None and (most > SUBSET_LIMIT or (most > 1 and pot.interaction.depends_on == "order")):
         num_samples = 1024
     if num_samples is None:
@@ -263,7 +271,7 @@ def _set_log_prob_sampled(
     log_mean = log_weight.logsumexp(-1) - math.log(samples)
     # The standard error of log p̂, from that of p̂ by the delta method.
     relative = (log_weight - log_mean.unsqueeze(-1)).exp()
-    error = relative.std(-1) / samples**0.5
+    error = ((relative - 1).square().sum(-1) / (samples * (samples - 1))).sqrt()
     return log_mean, error.nan_to_num(0.0)
 
 

@@ -7,8 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from torchcpl.checks import check_choice, check_count, check_tensor
+from torchcpl.checks import check_choice, check_count, check_number, check_tensor
 from torchcpl.interactions import Contextual, Coverage, Interaction, LowRank, Recent
+from torchcpl.interactions.base import autocasting
 from torchcpl.kernels.streams import side_by_side
 from torchcpl.potentials import Potentials
 
@@ -73,6 +74,8 @@ class CPLHead(nn.Module):
         check_count("hidden", hidden, 1)
         check_choice("kind", kind, KINDS)
         check_choice("activation", activation, tuple(ACTIVATIONS))
+        check_choice("live_stop", live_stop, (True, False))
+        check_number("dropout", dropout, "a probability", lambda value: 0 <= value <= 1)
         self.dim = dim
         self.kind = kind
         self.live_stop = live_stop
@@ -91,12 +94,14 @@ class CPLHead(nn.Module):
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Potentials:
         """``features`` (B, N, dim), ``mask`` (B, N) True = real, to potentials."""
         check_tensor("features", features, ("B", "N", self.dim), "float")
+        if features.dtype != self.stop_token.dtype and not autocasting(features):
+            raise ValueError(f"features: expected {self.stop_token.dtype} as the head has, got {features.dtype}")
         batch, n, _ = features.shape
         token = self.stop_token.to(features.dtype).expand(batch, 1, -1)
         rows = torch.cat([features, token], 1).flatten(0, 1)  # (B·(N+1), dim): flat, so that chunks are not copied
         parts = zip(self.outputs, self.hidden(rows).chunk(len(self.outputs), -1), strict=True)
         found = side_by_side(*(partial(self.get_submodule(name), part) for name, part in parts))
-        scores = {name: out.view(batch, n + 1, -1) for name, out in zip(self.outputs, found, strict=True)}
+        scores = {name: out.view(batch, n + 1, out.shape[-1]) for name, out in zip(self.outputs, found, strict=True)}
         unary, stop = scores["unary"][:, :n, 0], scores["unary"][:, n, 0]  # (B, N), (B,)
         stop_key = scores["keys"][:, n] if self.live_stop else None
         keys, values, *more = (scores[name][:, :n] for name in self.outputs[1:])  # (B, N, h) each

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from torchcpl.checks import check_choice, check_count
+from torchcpl.checks import check_choice, check_count, check_generator, check_number
 from torchcpl.constraints import History, Rules
-from torchcpl.functional import blame_nan, check_sequences, reduced, step_logits
+from torchcpl.functional import blame_nan, check_sequences, reduced, step_log_probs, trimmed
 from torchcpl.kernels import dispatch
 from torchcpl.potentials import Potentials, picked_mask
 
+REDUCTIONS = ("mean", "sum", "none")
 EXACT_LIMIT = 12  # largest target whose 2^T contexts exact=True will build
 
 
@@ -21,7 +24,8 @@ def ordered_nll(pot: Potentials, order: Tensor, *, per_step: bool = False, reduc
     its number of choices (picks + 1). An empty target is the loss of stopping at once. ``reduction`` over the rows is
     ``mean | sum | none``.
     """
-    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    check_choice("reduction", reduction, REDUCTIONS)
+    check_choice("per_step", per_step, (True, False))
     check_sequences("order", order, pot, picks_real=True)
     loss = dispatch.sequence_nll(pot, order, Rules(pot), "none" if per_step else reduction)
     if per_step:
@@ -60,9 +64,12 @@ def subset_nll(
     ``early_stop_weight=0`` is then the expected −log P(order) over random orders, a likelihood. ``reduction`` over
     the rows is ``mean | sum | none``.
     """
-    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    check_choice("reduction", reduction, REDUCTIONS)
+    for name, flag in (("exact", exact), ("per_step", per_step)):
+        check_choice(name, flag, (True, False))
     check_count("permutations", permutations, 1)
     check_sequences("target", target, pot, picks_real=True)
+    check_generator(generator, target.device)
     if not per_step and (exact or subsets is not None):
         raise ValueError("per_step: expected True with subsets or exact=True, whose contexts are not steps, got False")
     if exact and subsets is not None:
@@ -76,11 +83,14 @@ def subset_nll(
     if early_stop_weight is None:
         early_stop_weight = 5.0 if by_prefix else 0.0
     weights = (early_stop_weight, stop_weight)
+    for name, weight in zip(("early_stop_weight", "stop_weight"), weights, strict=True):
+        check_number(name, weight, "a number of at least 0", lambda value: 0 <= value < math.inf)
     if by_prefix:
         loss = _permutation_loss(pot, target, shuffled(target, permutations, generator), weights)
         if not per_step:
             loss = loss * ((target >= 0).sum(-1) + 1)
     elif exact:
+        target = trimmed(target)
         if target.shape[1] > EXACT_LIMIT:
             raise ValueError(f"target: expected at most {EXACT_LIMIT} items with exact=True, got {target.shape[1]}")
         codes = torch.arange(2 ** target.shape[1], device=target.device)
@@ -115,13 +125,12 @@ def _subset_loss(pot: Potentials, target: Tensor, picked: Tensor, weights: tuple
     """(B,) the mean over the contexts ``picked`` (B, M, T), True where an item is in S."""
     picks = target.unsqueeze(1).masked_fill(~picked, -1)  # (B, M, T)
     history = History(picked_mask(picks, pot.num_candidates), picks[..., :0].sum(-1) - 1, (picks >= 0).sum(-1))
-    logits = step_logits(pot, pot.interaction.after(picks), history, Rules(pot))  # (B, M, N+1)
-    norm = logits.logsumexp(-1, keepdim=True)
+    log_probs = step_log_probs(pot, pot.interaction.after(picks), history, Rules(pot))  # (B, M, N+1)
     remaining = ~picked & (target >= 0).unsqueeze(1)
     index = target.clamp(min=0).unsqueeze(1).expand(picks.shape)
     # What was picked stands at −inf: masked before summing, so that no 0·inf reaches the gradient.
-    log_probs = (logits.gather(-1, index) - norm).masked_fill(~remaining, 0).sum(-1)
-    return _context_terms(log_probs, logits[..., -1] - norm.squeeze(-1), remaining.sum(-1), weights).mean(1)
+    wanted = log_probs.gather(-1, index).masked_fill(~remaining, 0).sum(-1)
+    return _context_terms(wanted, log_probs[..., -1], remaining.sum(-1), weights).mean(1)
 
 
 def _context_terms(picks: Tensor, stop: Tensor, left: Tensor, weights: tuple[float, float]) -> Tensor:

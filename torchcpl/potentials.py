@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torchcpl.checks import check_finite, check_tensor
+from torchcpl.checks import check_count, check_finite, check_tensor, describe, validating
 
 if TYPE_CHECKING:
     from torchcpl.interactions.base import Interaction
@@ -31,19 +31,22 @@ T = TypeVar("T")
 def register_pytree(cls: type[T]) -> type[T]:
     """Let ``torch.export``, ``torch.func`` and tree_map see through a dataclass.
 
-    Unflattening skips ``__init__``: its leaves may be stand-ins that no check would accept. Fields whose metadata say
-    ``static`` (a network) belong to the structure, for a graph cannot return them.
+    Unflattening skips ``__init__``: its leaves may be placeholders that no check would accept. A field that is None or
+    whose metadata say ``static`` (a network) belongs to the structure: ``vmap`` and graphs take tensors only.
     """
-    names = [f.name for f in fields(cls) if not f.metadata.get("static")]  # type: ignore[arg-type]
     static = [f.name for f in fields(cls) if f.metadata.get("static")]  # type: ignore[arg-type]
+    dynamic = [f.name for f in fields(cls) if not f.metadata.get("static")]  # type: ignore[arg-type]
 
     def flatten(value: Any) -> tuple[list[Any], Any]:
-        return [getattr(value, name) for name in names], [getattr(value, name) for name in static]
+        present = [name for name in dynamic if getattr(value, name) is not None]
+        return [getattr(value, name) for name in present], (present, [getattr(value, name) for name in static])
 
-    def unflatten(leaves: Any, fixed: Any) -> Any:
+    def unflatten(leaves: Any, structure: Any) -> Any:
+        present, fixed = structure
+        parts = dict.fromkeys(dynamic) | dict(zip([*present, *static], [*leaves, *fixed], strict=True))
         value = object.__new__(cls)
-        for name, leaf in zip(names + static, [*leaves, *fixed], strict=True):
-            object.__setattr__(value, name, leaf)
+        for name, part in parts.items():
+            object.__setattr__(value, name, part)
         return value
 
     pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"torchcpl.{cls.__name__}")
@@ -72,10 +75,10 @@ class Potentials:
             everyone = torch.ones(batch, candidates, dtype=torch.bool, device=self.unary.device)
             object.__setattr__(self, "mask", everyone)
         check_tensor("mask", self.mask, (batch, candidates), "bool", like=self.unary)
-        if not hasattr(self.interaction, "prefixes"):  # a tensor has a shape too
+        if not hasattr(self.interaction, "prefixes") or isinstance(self.interaction, type):  # a tensor has a shape too
             raise ValueError(
                 "interaction: expected an Interaction such as Dense(W) or LowRank(keys, values), "
-                f"got {type(self.interaction).__name__}"
+                f"got {describe(self.interaction)}"
             )
         shape = tuple(self.interaction.shape)
         if shape != (batch, candidates):
@@ -92,18 +95,46 @@ class Potentials:
 
     def __getitem__(self, rows: Any) -> Potentials:
         """Some of the rows, kept as a batch: ``pot[2:3]``, ``pot[[0, 0, 1]]``, ``pot[keep]``."""
-        if isinstance(rows, int):
-            raise ValueError(f"rows: expected a slice, list or tensor of rows, got the single index {rows!r}")
+        if not isinstance(rows, slice):
+            rows = row_index(rows, len(self), self.unary.device)
         return Potentials(self.unary[rows], self.stop[rows], self.interaction.rows(rows), self.mask[rows])
 
     def check(self) -> None:
-        """Raise ``ValueError`` naming the first NaN; :func:`torchcpl.set_validation` decides who calls it."""
-        check_finite("unary", self.unary.masked_fill(~self.mask, 0))
-        check_finite("stop", self.stop)
+        """Raise ``ValueError`` naming the first tensor that holds NaN or +inf. −inf is legal: it rules a choice out."""
+        self.check_scores()
         for f in fields(self.interaction):  # type: ignore[arg-type]
             value = getattr(self.interaction, f.name)
             if isinstance(value, Tensor):
                 check_finite(f"interaction.{f.name}", value)
+
+    def check_scores(self) -> None:
+        """``check`` for ``unary`` and ``stop`` alone, which is cheap."""
+        if not bool((self.unary < torch.inf).all()):  # false for NaN too
+            check_finite("unary", self.unary.masked_fill(~self.mask, 0))
+        if not bool((self.stop < torch.inf).all()):
+            check_finite("stop", self.stop)
+
+
+def check_potentials(pot: Any) -> None:
+    """Raise unless ``pot`` is ``Potentials``."""
+    if not isinstance(pot, Potentials):
+        raise ValueError(f"pot: expected Potentials, got {describe(pot)}")
+
+
+def row_index(rows: Any, count: int, device: torch.device) -> Tensor:
+    """Indices or a boolean mask of the rows of a batch, as a tensor (R,) or (B,)."""
+    try:
+        index = torch.as_tensor(rows, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        index = torch.empty((), device=device)  # refused below
+    if index.shape == (0,) and not isinstance(rows, Tensor):  # an empty list is of floats
+        index = index.long()
+    whole = index.dtype in (torch.int64, torch.int32) or (index.dtype == torch.bool and index.shape == (count,))
+    if index.dim() != 1 or not whole:
+        raise ValueError(f"rows: expected a slice, or indices or a mask of {count} rows, got {describe(rows)}")
+    if index.dtype != torch.bool and validating(index) and bool(((index < -count) | (index >= count)).any()):
+        raise ValueError(f"rows: expected indices of {count} rows, got {describe(rows)}")
+    return index
 
 
 @register_pytree
@@ -125,9 +156,13 @@ class Selection:
 
     def mask(self, num_candidates: int | None = None) -> Tensor:
         """(..., N) True where a candidate was picked."""
+        if num_candidates is not None:
+            check_count("num_candidates", num_candidates, 0)
         count = self.num_candidates if num_candidates is None else num_candidates
         if count is None:
             raise ValueError("num_candidates: expected the number of candidates N, got None")
+        if self.indices.numel() and validating(self.indices) and int(self.indices.max()) >= count:
+            raise ValueError(f"num_candidates: expected more than {int(self.indices.max())}, a pick, got {count}")
         return picked_mask(self.indices, count)
 
     def tolist(self) -> Any:
@@ -150,4 +185,4 @@ def picked_mask(indices: Tensor, num_candidates: int) -> Tensor:
     # −1 goes to an extra column that is cut off again: no branch, no host synchronisation.
     slots = indices.where(indices >= 0, num_candidates)
     picked = torch.zeros(*indices.shape[:-1], num_candidates + 1, dtype=torch.bool, device=indices.device)
-    return picked.scatter_(-1, slots, True)[..., :num_candidates]
+    return picked.scatter(-1, slots, True)[..., :num_candidates]

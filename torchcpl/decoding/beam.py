@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcpl.checks import check_count
+from torchcpl.checks import check_count, check_generator
 from torchcpl.constraints import Constraint, History, Rules
 from torchcpl.decoding.rollout import looks, samples_first
 from torchcpl.functional import blame_nan, step_log_probs
@@ -72,6 +72,7 @@ def stochastic_beam(
     """
     check_count("num_samples", num_samples, 1)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
+    check_generator(generator, pot.unary.device)
 
     def perturb(log_probs: Tensor, beams: Beams) -> Tensor:
         log_prob = beams.log_prob.unsqueeze(-1) + log_probs  # (B, K, N+1)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchcpl.checks import check_number
 from torchcpl.constraints import Constraint, Rules
 from torchcpl.decoding.rollout import first_of, rollout, samples_first
 from torchcpl.kernels import dispatch
@@ -33,8 +34,8 @@ def greedy(
     Returns ``indices`` (B, T) with T = min(max_len, N), ``lengths`` (B,) and ``log_prob`` (B,).
     """
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
-    if stop_threshold is not None and not 0 < stop_threshold <= 1:
-        raise ValueError(f"stop_threshold: expected a probability in (0, 1], got {stop_threshold!r}")
+    if stop_threshold is not None:
+        check_number("stop_threshold", stop_threshold, "a probability in (0, 1]", lambda value: 0 < value <= 1)
     found = dispatch.greedy(pot, rules, stop_threshold)
     if found is not None:
         return found

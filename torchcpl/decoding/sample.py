@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchcpl.checks import check_count
+from torchcpl.checks import check_count, check_generator
 from torchcpl.constraints import Constraint, Rules
 from torchcpl.decoding.rollout import first_of, rollout, samples_first
 from torchcpl.kernels import dispatch
@@ -36,6 +36,7 @@ def sample(
     the exact log-probability under the process without these three.
     """
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
+    check_generator(generator, pot.unary.device)
     if num_samples is not None:
         check_count("num_samples", num_samples, 1)
     drawn = draw(pot, rules, num_samples or 1, temperature, top_k, top_p, generator)

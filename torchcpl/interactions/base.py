@@ -134,9 +134,12 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def without_autocast(like: Tensor) -> AbstractContextManager[None]:
-    """Inside, products have the dtype of what is multiplied, whatever autocast would make of it."""
+def autocasting(like: Tensor) -> bool:
+    """Whether autocast is on for the device of ``like``."""
     kind = like.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return nullcontext()
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[None]:
+    """Turn autocast off inside: products keep the dtype of their factors."""
+    return torch.autocast(like.device.type, enabled=False) if autocasting(like) else nullcontext()

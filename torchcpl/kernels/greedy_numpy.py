@@ -180,8 +180,8 @@ def _stops(scores: Array, best: Any, least: float) -> bool:
     """Whether the stop's log-probability is at least ``least``; without a candidate it is certain."""
     stop = scores[-1]
     peak = max(best, stop)
-    if best == -math.inf or stop == -math.inf:
-        return bool(best == -math.inf)
+    if not -math.inf < stop < math.inf or best == -math.inf:
+        return bool(stop == math.inf or best == -math.inf)
     return bool(stop - peak - np.log(np.exp(scores - peak).sum()) >= least)
 
 
