@@ -102,6 +102,18 @@ def test_the_scenes_figure_has_a_row_a_method_and_draws_the_points(scenes: Scene
     assert (axes[0].images[0].get_array() == picture).all()
 
 
+def test_a_sheet_has_a_row_a_number_of_paths(scenes: Scenes, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[dict[str, list[plots.Scene]]] = []
+    real = plots.scene_rows
+    monkeypatch.setattr(plots, "scene_rows", lambda rows: drawn.append(rows) or real(rows))
+    assert figures.sheet(scenes).startswith(b"\x89PNG")
+    names = {"1 valid path": 1, "2 valid paths": 2, "3 valid paths": 3, "≥ 4 valid paths": 4}
+    assert list(drawn[0]) == list(names)
+    for name, row in drawn[0].items():
+        assert len(row) == min(4, int((np.minimum(scenes.counts, 4) == names[name]).sum()))
+        assert {min(len(scene.routes), 4) for scene in row} == {names[name]}
+
+
 def test_faint_keeps_white_white(scenes: Scenes) -> None:
     picture = figures.faint(scenes.images[0])
     assert (picture[scenes.images[0] == 0] == 255).all()

@@ -20,7 +20,6 @@ from torchcpl.tasks.paths.sampling import PALETTE, STEP, Roads, distinct, enumer
 from torchcpl.tasks.paths.scenes import (
     Scenes,
     cells_of,
-    contact_sheet,
     flip,
     generate,
     image_centres,
@@ -336,15 +335,6 @@ def test_save_and_load(made: Scenes, tmp_path: Path) -> None:
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
     with pytest.raises(ValueError, match=r"other\.npz"):
         load_scenes(tmp_path / "other.npz")
-
-
-def test_contact_sheet(made: Scenes) -> None:
-    sheet = contact_sheet(made, [3, 1, 4, 1, 5], columns=3)
-    assert sheet.shape == (2 * 518 + 6, 3 * 518 + 6, 3)
-    assert sheet.dtype == np.uint8
-    tile = sheet[6 : 6 + 512, 6 : 6 + 512]
-    for color in sampling.PALETTE[[0, 1, 2]]:
-        assert (tile == color).all(axis=2).any()
 
 
 # Splits.

@@ -44,12 +44,14 @@ class Decoding(NamedTuple):
 
 @styled
 def scene_rows(rows: Mapping[str, Sequence[Scene]]) -> Figure:
-    """A row of pictures a name, each with its routes."""
+    """A row of pictures a name, each with its routes; a row may be shorter than others."""
     columns = max(map(len, rows.values()))
     figure = new_figure(WIDTH, (WIDTH - 0.2) / columns * len(rows), packed=True)
     grid = figure.subplots(len(rows), columns, squeeze=False)
     for line, (name, scenes) in zip(grid, rows.items(), strict=True):
-        for axes, scene in zip(line, scenes, strict=True):
+        for axes in line[len(scenes) :]:
+            axes.set_axis_off()
+        for axes, scene in zip(line, scenes, strict=False):
             _picture(axes, scene.picture)
             for route in scene.routes:
                 _line(axes, route)

@@ -15,15 +15,14 @@ from torchcpl.report import Panel
 from torchcpl.results import write_atomic
 from torchcpl.tables import Row
 from torchcpl.tasks.figures import array, steps_of
-from torchcpl.tasks.paths.sampling import BACKGROUND, CELL, GRID, PALETTE, Image, opencv
-from torchcpl.tasks.paths.scenes import Scenes, contact_sheet
+from torchcpl.tasks.paths.sampling import BACKGROUND, CELL, GRID, PALETTE, Image
+from torchcpl.tasks.paths.scenes import Scenes
 from torchcpl.tasks.paths.task import METHODS, PathsModel
 
 COLOURS = {name: plots.METHODS[method] for method, name in METHODS.items()}
 VALID = (plots.PALETTE[0], plots.PALETTE[6], plots.PALETTE[4], "#2a7f4f", plots.PALETTE[5], plots.PALETTE[8])
 ORDERED = ("pointer", "cpl")
 MIX = (2, 2, 3, 3, 4)  # valid paths of the scenes that are shown, the last at least as many
-SHEET = 16  # scenes on a contact sheet
 STRATA = {"min_ade_n1": "1", "min_ade_n2": "2", "min_ade_n3": "3", "min_ade_n4plus": "≥ 4"}
 
 
@@ -43,14 +42,17 @@ def faint(image: Image, strength: float = 0.45) -> Image:
     return palette[image]
 
 
+def all_paths(scenes: Scenes) -> list[plots.Scene]:
+    """The scenes with all their valid paths."""
+    return [
+        plots.Scene(faint(image, 0.7), [plots.Route(path, VALID[j]) for j, path in enumerate(valid_paths(*paths))])
+        for image, *paths in zip(scenes.images, scenes.paths, scenes.lengths, strict=True)
+    ]
+
+
 def scene_rows(models: Mapping[str, PathsModel], scenes: Scenes) -> dict[str, list[plots.Scene]]:
     """All valid paths of the scenes, and below them what each model selects, with its distance to the nearest."""
-    rows = {
-        "All valid paths": [
-            plots.Scene(faint(scenes.images[i], 0.7), [plots.Route(path, VALID[j]) for j, path in enumerate(paths)])
-            for i, paths in enumerate(map(valid_paths, scenes.paths, scenes.lengths))
-        ]
-    }
+    rows = {"All valid paths": all_paths(scenes)}
     for method, model in models.items():
         device = model.corners.device
         with torch.inference_mode():
@@ -142,17 +144,11 @@ def decoding_panels(model: PathsModel, shown: Scenes) -> list[Panel]:
     return [still, Panel("decode", "Decoding", caption, plots.animation(seen), wide=True)]
 
 
-def few(scenes: Scenes) -> list[int]:
-    """Scenes to look at, as many with 1, 2, 3 and more valid paths as there are, in this order."""
-    strata = np.minimum(scenes.counts, 4)
-    place = np.zeros(len(scenes), np.int64)  # of a scene among those with as many paths
-    for n in range(1, 5):
-        place[strata == n] = np.arange((strata == n).sum())
-    chosen = np.lexsort((strata, place))[:SHEET]
-    return [int(i) for i in chosen[np.argsort(strata[chosen], kind="stable")]]
-
-
-def sheet(scenes: Scenes) -> bytes:
-    """A few of the scenes with all their valid paths, as PNG."""
-    _, data = opencv().imencode(".png", contact_sheet(scenes, few(scenes))[..., ::-1])
-    return bytes(data)
+def sheet(scenes: Scenes, columns: int = 4) -> bytes:
+    """The first scenes with 1, 2, 3 and more valid paths, a row each, with all their paths, as PNG."""
+    rows = {}
+    for number, name in enumerate(STRATA.values(), 1):
+        some = np.flatnonzero(np.minimum(scenes.counts, 4) == number)[:columns]
+        if len(some):
+            rows[f"{name} valid path{'s' if number > 1 else ''}"] = all_paths(scenes.select(some))
+    return plots.render(plots.scene_rows(rows), "png")

@@ -1,4 +1,4 @@
-"""Bird's-eye scenes with several valid paths: making many, storing them, splitting them, looking at them.
+"""Bird's-eye scenes with several valid paths: making many, storing them, splitting them.
 
 Scene number ``index`` is a pure function of (maps, seed, index): any number of workers makes the same scenes.
 """
@@ -39,7 +39,6 @@ from torchcpl.tasks.paths.sampling import (
     Points,
     Roads,
     Scene,
-    opencv,
     sample_scene,
 )
 
@@ -244,9 +243,7 @@ def split_by_geography(scenes: Scenes, val: float = 0.2, held_out: float = 0.0) 
     _check_share(val, "val")
     _check_share(val + held_out, "val + held_out")
     train, beyond, lost = _part(np.arange(len(scenes)), val, scenes)
-    rest = min(
-        held_out * len(scenes) / max(len(train), 1), 1.0
-    )  # so much may be dropped that held_out is more than all of it
+    rest = min(held_out * len(scenes) / max(len(train), 1), 1.0)  # fewer may be left than are to be held out
     train, aside, lost_too = _part(train, rest, scenes)
     return Split(train, beyond, aside, np.sort(np.concatenate([lost, lost_too])))
 
@@ -313,35 +310,6 @@ def images_overlap(centres: Array, headings: Array, other_centres: Array, other_
 def _check_share(share: float, name: str) -> None:
     if not 0 <= share < 1:
         raise ValueError(f"{name}: expected a share in [0, 1), got {share}")
-
-
-# Looking at scenes.
-
-# One colour a path.
-_COLORS = ((214, 39, 40), (31, 119, 180), (44, 160, 44), (255, 127, 14), (148, 103, 189), (140, 86, 75))
-
-
-def contact_sheet(scenes: Scenes, indices: Sequence[int], columns: int = 4, zoom: int = 2) -> Image:
-    """Scenes in rows with all their valid paths and the number of each, RGB (H, W, 3)."""
-    cv2 = opencv()
-    tile, gap = SIZE * zoom, 6
-    rows = -(-len(indices) // columns)
-    sheet: Image = np.full((rows * (tile + gap) + gap, columns * (tile + gap) + gap, 3), 120, np.uint8)
-    for k, i in enumerate(indices):
-        picture = PALETTE[scenes.images[i]].repeat(zoom, axis=0).repeat(zoom, axis=1)
-        for j in reversed(range(scenes.counts[i])):
-            # Side by side where paths run together.
-            shift = zoom * (j - (scenes.counts[i] - 1) / 2)
-            dots = scenes.paths[i, j, : scenes.lengths[i, j]] * zoom - 0.5 + [0.0, shift]
-            fixed = np.rint(dots * 16).astype(np.int32)
-            cv2.polylines(picture, [fixed], False, _COLORS[j], zoom, cv2.LINE_AA, 4)
-            for x, y in fixed.tolist():
-                cv2.circle(picture, (x, y), 16 * 3 * zoom // 2, _COLORS[j], -1, cv2.LINE_AA, 4)
-        label = f"{i}: {scenes.counts[i]}"
-        cv2.putText(picture, label, (6, 9 * zoom), cv2.FONT_HERSHEY_SIMPLEX, 0.3 * zoom, (0, 0, 0), 1, cv2.LINE_AA)
-        y, x = gap + k // columns * (tile + gap), gap + k % columns * (tile + gap)
-        sheet[y : y + tile, x : x + tile] = picture
-    return sheet
 
 
 # On the device.

@@ -125,9 +125,11 @@ def trade_panel(restored: Mapping[str, Any], reference: Row | None) -> Panel:
     if reference:
         point = np.array([reference["clu_rec"]]), np.array([reference["clu_prec"]])
         trades = {REFERENCE: plots.Trade(*point, (reference["clu_rec"], reference["clu_prec"])), **trades}
-    seeds = ", ".join(map(str, sorted({task.config.seed for task, _, _ in restored.values()})))
+    tasks = [task for task, _, _ in restored.values()]
+    seeds = ", ".join(map(str, sorted({task.config.seed for task in tasks})))
+    bags = min(SWEEP_BAGS, len(tasks[0].reported))
     caption = (
-        f"One run of each method, seed {seeds}, on {SWEEP_BAGS} of the reported bags, so that the marks need not be "
+        f"One run of each method, seed {seeds}, on {bags} of the reported bags, so that the marks need not be "
         "the means of the table. Each line is a method as its threshold (BCE, Hungarian) or its stop (CPL, pointer) "
         "varies; the large mark is the value that was chosen. Grey: equal F1."
     )
