@@ -68,13 +68,9 @@ def _distinct(values: Tensor) -> Tensor:
 
 
 def path_scores(
-    points: Tensor,
-    lengths: Tensor,
-    paths: Tensor,
-    path_lengths: Tensor,
-    num_paths: Tensor,
+    points: Tensor, lengths: Tensor, paths: Tensor, path_lengths: Tensor, num_paths: Tensor,
     empty: float = IMAGE_DIAGONAL,
-) -> dict[str, Tensor]:
+) -> dict[str, Tensor]:  # fmt: skip
     """Distance of a predicted point set P to the nearest of the valid paths Q_1 … Q_K, in pixels.
 
     With d(p, Q) = min_{q∈Q} ‖p − q‖, between points and not between lines::
@@ -98,11 +94,8 @@ def path_scores(
 
     >>> paths = torch.tensor([[[[0.0, 0.0], [3.0, 0.0]], [[0.0, 50.0], [3.0, 50.0]]]])
     >>> points = torch.tensor([[[0.0, 4.0], [3.0, 4.0], [3.0, 0.0]]])
-    >>> two = torch.tensor([2])
-    >>> scores = path_scores(points, torch.tensor([2]), paths, torch.tensor([[2, 2]]), two)
-    >>> scores["min_ade"].item(), scores["min_hd"].item()
-    (4.0, 4.0)
-    >>> scores = path_scores(points, torch.tensor([3]), paths, torch.tensor([[2, 2]]), two)
+    >>> two, three = torch.tensor([2]), torch.tensor([3])
+    >>> scores = path_scores(points, three, paths, torch.tensor([[2, 2]]), two)
     >>> round(scores["min_ade"].item(), 3), scores["min_hd"].item()
     (2.083, 4.0)
     """
@@ -113,11 +106,10 @@ def path_scores(
     check_tensor("lengths", lengths, (B,), "long", like=points)
     check_tensor("path_lengths", path_lengths, (B, K), "long", like=points)
     check_tensor("num_paths", num_paths, (B,), "long", like=points)
-    dtype = torch.promote_types(torch.promote_types(points.dtype, paths.dtype), torch.float32)
+    dtype = torch.promote_types(points.dtype, torch.promote_types(paths.dtype, torch.float32))
     point_ok = torch.arange(T, device=points.device) < lengths[:, None]  # (B, T)
     path_ok = torch.arange(M, device=points.device) < path_lengths[..., None]  # (B, K, M)
-    valid = (torch.arange(K, device=points.device) < num_paths[:, None]) & (path_lengths > 0)  # (B, K)
-    valid = valid & (lengths > 0)[:, None]
+    valid = (torch.arange(K, device=points.device) < num_paths[:, None]) & (path_lengths > 0) & (lengths > 0)[:, None]
     if T == 0 or M == 0 or K == 0:
         nothing = torch.full((B,), empty, dtype=dtype, device=points.device)
         return {"min_ade": nothing, "min_hd": nothing.clone()}
@@ -126,19 +118,15 @@ def path_scores(
     distance = torch.cdist(
         points.to(dtype)[:, None], paths.to(dtype), compute_mode="donot_use_mm_for_euclid_dist"
     )  # (B, K, T, M)
-    pair_ok = point_ok[:, None, :, None] & path_ok[:, :, None, :]
-    distance = torch.where(pair_ok, distance, math.inf)
+    distance = torch.where(point_ok[:, None, :, None] & path_ok[:, :, None, :], distance, math.inf)
     # Padding counts nothing in a sum and nothing in a maximum of distances.
     to_path = torch.where(point_ok[:, None], distance.amin(3), 0.0)  # (B, K, T)
     to_points = torch.where(path_ok, distance.amin(2), 0.0)  # (B, K, M)
     ade = 0.5 * to_path.sum(2) / lengths[:, None] + 0.5 * to_points.sum(2) / path_lengths  # (B, K)
     hd = torch.maximum(to_path.amax(2), to_points.amax(2))
-
-    def nearest(values: Tensor) -> Tensor:
-        best = torch.where(valid, values, math.inf).amin(1)
-        return torch.where(valid.any(1), best, empty)
-
-    return {"min_ade": nearest(ade), "min_hd": nearest(hd)}
+    some = valid.any(1)
+    nearest = [torch.where(some, d.masked_fill(~valid, math.inf).amin(1), empty) for d in (ade, hd)]
+    return {"min_ade": nearest[0], "min_hd": nearest[1]}
 
 
 def off_road(points: Tensor, lengths: Tensor, drivable: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def selection_steps(probabilities: Array, picks: Sequence[int], labels: Array, n
     figure = new_figure(WIDTH, 0.92 * rows + 0.55)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     stop_at = places.max() + 9
-    # The last stop towers over the candidates: it is cut off, and its value written instead.
+    # The last stop is much higher than any candidate: its bar is broken and its value written beside it.
     height = float(probabilities[:, :N].max()) * 1.45
     colours = [_colour(groups, label) for label in labels[order]]
     for t, panel in enumerate(axes.T.flat):
@@ -61,10 +61,9 @@ def selection_steps(probabilities: Array, picks: Sequence[int], labels: Array, n
             )  # fmt: skip
         said = "nothing picked yet" if t == 0 else f"after {t} pick{'s' if t > 1 else ''}"
         panel.set_title(said, loc="left", pad=2, fontsize=7, color="#5b6470")
-        panel.set_ylim(0, height)
-        panel.set_xlim(places.min() - 2, stop_at + 3)
+        panel.set(xlim=(places.min() - 2, stop_at + 3), ylim=(0, height))
         panel.tick_params(bottom=False, labelbottom=True)
-        panel.yaxis.set_major_locator(_few_ticks(3))
+        panel.locator_params(axis="y", nbins=3)
         panel.yaxis.grid(True)
         centres = [places[labels[order] == group].mean() for group in groups]
         panel.set_xticks([*centres, stop_at], [*(names[group] for group in groups), "stop"])
@@ -102,10 +101,8 @@ def embedding(points: Array, labels: Array, picks: Sequence[int], names: Sequenc
         axes.text(x, y, str(number), ha="center", va="center_baseline", fontsize=7, fontweight="bold", zorder=5)
     axes.set_aspect("equal", adjustable="datalim")
     axes.margins(0.08)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
     return figure
 
 
@@ -118,8 +115,7 @@ def interaction(W: Array, labels: Array, names: Sequence[str]) -> Figure:
     figure = new_figure(WIDTH * 0.62, WIDTH * 0.52)
     axes = figure.subplots()
     image = axes.imshow(W[np.ix_(order, order)], cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
-    edges = np.flatnonzero(np.diff(sorted_labels)) + 0.5
-    for edge in edges:
+    for edge in np.flatnonzero(np.diff(sorted_labels)) + 0.5:
         axes.axhline(edge, color=INK, linewidth=0.5)
         axes.axvline(edge, color=INK, linewidth=0.5)
     centres = [np.flatnonzero(sorted_labels == group).mean() for group in groups]
@@ -128,14 +124,10 @@ def interaction(W: Array, labels: Array, names: Sequence[str]) -> Figure:
     axes.set_yticks(centres, titles)
     axes.tick_params(length=0)
     _fit_labels(axes, names, groups)
-    axes.set_xlabel("picked candidate $i$, by cluster")
-    axes.set_ylabel("affected candidate $j$, by cluster")
-    for spine in axes.spines.values():
-        spine.set_visible(True)
+    axes.set(xlabel="picked candidate $i$, by cluster", ylabel="affected candidate $j$, by cluster")
+    axes.spines[:].set_visible(True)
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, extend="both")
     bar.set_label("added to the logit of $j$:  $W_{ji}$")
-    outline: Any = bar.outline  # whose type some versions of matplotlib get wrong
-    outline.set_linewidth(0.6)
     return figure
 
 
@@ -176,12 +168,6 @@ def picked_images(images: Array, labels: Array, picks: Sequence[int], names: Seq
     axes.set_aspect(H / W)
     axes.set_axis_off()
     return figure
-
-
-def _few_ticks(count: int) -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(count)
 
 
 def _fit_labels(axes: Any, names: Sequence[str], groups: Sequence[int]) -> None:

@@ -51,8 +51,7 @@ def convergence(curves: Mapping[str, Curve], column: Column, colours: Mapping[st
             column.cell({column.name: best[1]}), best, (0, 7 if above else -13), textcoords="offset points",
             ha="center", fontsize=7, color=dark(colours[name]),
         )  # fmt: skip
-    axes.set_xlabel("epoch")
-    axes.set_ylabel(column.title)
+    axes.set(xlabel="epoch", ylabel=column.title)
     axes.grid(True)
     axes.margins(x=0.02, y=0.12)
     axes.legend(loc="lower right" if high else "upper right")
@@ -64,8 +63,7 @@ def precision_recall(trades: Mapping[str, Trade], colours: Mapping[str, str]) ->
     """A line a method as its threshold or stop bias varies, a dot at the chosen one, over lines of equal F1."""
     figure = new_figure(WIDTH * 0.55, WIDTH * 0.5)
     axes = figure.subplots()
-    axes.set_xlim(0, 1.03)
-    axes.set_ylim(0, 1.03)
+    axes.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="CluRec", ylabel="CluPrec")
     recall = np.linspace(0.01, 1.0, 400)
     for f1 in (0.2, 0.4, 0.6, 0.8, 0.9):
         precision = f1 * recall / np.maximum(2 * recall - f1, 1e-9)
@@ -81,8 +79,6 @@ def precision_recall(trades: Mapping[str, Trade], colours: Mapping[str, str]) ->
             *trade.chosen, "o" if len(trade.recall) > 1 else "D", color=colours[name], markersize=6.5,
             markeredgecolor="white", markeredgewidth=0.9, zorder=3, label=name, clip_on=False,
         )  # fmt: skip
-    axes.set_xlabel("CluRec")
-    axes.set_ylabel("CluPrec")
     axes.legend(loc="lower left", bbox_to_anchor=(0.02, 0.04), frameon=True, framealpha=0.9, edgecolor="none")
     return figure
 
@@ -106,8 +102,7 @@ def grouped_bars(
             axes.errorbar(at[there], tall[there], spread[there], fmt="none", ecolor=INK, elinewidth=0.6, capsize=1.2)
     axes.set_xticks(range(len(groups)), groups)
     axes.tick_params(axis="x", length=0)
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(label)
+    axes.set(xlabel=xlabel, ylabel=label)
     axes.grid(True, axis="y")
     figure.legend(loc="outside upper center", ncols=3)
     return figure

@@ -39,7 +39,7 @@ class Decoding(NamedTuple):
     picture: Array  # (H, W, 3) uint8
     points: Array  # (T, 2) where the picks lie, in pixels
     probabilities: Array  # (T+1, R, C) of each cell to be picked next
-    added: Array  # (T+1, R, C) what the picks added to the cells' logits, NaN where that is not to be seen
+    added: Array  # (T+1, R, C) what the picks added to the cells' logits, NaN in cells that are not shown
 
 
 @styled
@@ -87,10 +87,8 @@ def animation(decoding: Decoding, seconds: float = 0.22, pause: float = 2.5) -> 
     with matplotlib.rc_context(STYLE):
         figure = new_figure(6.4, 2.8)
         canvas = FigureCanvasAgg(figure)
-        views = [
-            _View(axes, decoding, kind)
-            for axes, kind in zip(figure.subplots(1, 2), ("probabilities", "added"), strict=True)
-        ]
+        left, right = figure.subplots(1, 2)
+        views = [_View(left, decoding, "probabilities"), _View(right, decoding, "added")]
         for view in views:
             view.scale(figure, [view.axes])
         title = views[0].axes.set_title(_picks(0), loc="left", pad=4)
@@ -100,7 +98,7 @@ def animation(decoding: Decoding, seconds: float = 0.22, pause: float = 2.5) -> 
                 view.show(step)
             title.set_text(_picks(step))
             canvas.draw()
-            figure.set_layout_engine("none")  # what is laid out once stays where it is
+            figure.set_layout_engine("none")  # laid out once, for the first frame
             frames.append(np.asarray(canvas.buffer_rgba())[..., :3].copy())
     # One palette for all frames and no dithering: pixels that do not change cost nothing.
     strip = Image.fromarray(np.concatenate(frames)).quantize(COLOURS, dither=Image.Dither.NONE)
@@ -125,7 +123,7 @@ class _View:
         self.axes, self.points = axes, decoding.points
         self.values = getattr(decoding, kind)
         self.likely = kind == "probabilities"
-        # What was raised sets the scale, or where all fell, what fell least: what lies behind may fall without end.
+        # The largest increase sets the scale, or the upper decile where all decrease: cells behind fall without bound.
         limit = max(float(np.nanmax(decoding.added)), -float(np.nanquantile(decoding.added, 0.9)), 1.0)
         self.norm = LogNorm(1e-4, 1, clip=True) if self.likely else Normalize(-limit, limit, clip=True)
         self.colours = colormaps["YlOrRd" if self.likely else "RdBu_r"]
@@ -142,7 +140,7 @@ class _View:
         neutral = 0.0 if self.likely else 0.5
         level = np.nan_to_num(np.asarray(self.norm(self.values[step])), nan=neutral)
         shade = self.colours(level)
-        shade[..., 3] = 0.9 * np.clip(3 * np.abs(level - neutral), 0, 1)  # what says nothing leaves the picture visible
+        shade[..., 3] = 0.9 * np.clip(3 * np.abs(level - neutral), 0, 1)  # neutral cells are transparent
         self.cells.set_data(shade)
         self.line.set_data(*self.points[:step].T)
         self.next.set_data(*(self.points[step : step + 1].T if self.likely else ([], [])))
@@ -156,19 +154,13 @@ class _View:
         )
         bar.minorticks_off()
         bar.set_label("P(next pick)" if self.likely else "added to the logit")
-        outline: Any = bar.outline
-        outline.set_linewidth(0.6)
 
 
 def _picture(axes: Any, picture: Array) -> None:
     H, W = picture.shape[:2]
     axes.imshow(picture, extent=(0, W, H, 0), interpolation="antialiased")
-    axes.set_xlim(0, W)
-    axes.set_ylim(H, 0)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set(visible=True, edgecolor=FAINT)
+    axes.set(xlim=(0, W), ylim=(H, 0), xticks=[], yticks=[])
+    axes.spines[:].set(visible=True, edgecolor=FAINT)
 
 
 def _line(axes: Any, route: Route) -> None:

@@ -340,8 +340,8 @@ class Benchmark(ABC, Generic[C]):
 
     def _convergence(self, runs: Sequence[Run[C]]) -> list[Panel]:
         """The metric that chooses over the epochs, of the methods that select step by step."""
-        groups = {self.names[method]: [r for r in runs if _method(r) == method] for method in ("pointer", "cpl")}
-        curves = {name: self._curve(group) for name, group in groups.items() if group}
+        groups = {method: [run for run in runs if _method(run) == method] for method in ("pointer", "cpl")}
+        curves = {self.names[method]: self._curve(group) for method, group in groups.items() if group}
         if not curves:
             return []
         column = self._column(runs[0].state["metric"])
@@ -352,7 +352,7 @@ class Benchmark(ABC, Generic[C]):
             if several
             else ". The star is the table's value, at the epoch that was chosen."
         )
-        colours = {self.names[method]: plots.METHODS[method] for method in self.names}
+        colours = {self.names[method]: plots.METHODS[method] for method in groups if method in self.names}
         return [Panel("convergence", "Convergence", caption, plots.convergence(curves, column, colours))]
 
     def _curve(self, runs: Sequence[Run[C]]) -> plots.Curve:
