@@ -194,7 +194,7 @@ def test_damaged_and_foreign_checkpoints(tmp_path: Path) -> None:
     other = {name: torch.zeros(7) for name in load_file(run / "last" / "model.safetensors")}
     refused("model.safetensors", lambda path: save_file(other, path), "truncated or foreign")
     refused("state.json", cut, "not JSON")
-    refused("state.json", lambda path: path.write_text("[1]"), "not the state of a checkpoint")
+    refused("state.json", lambda path: path.write_text("[1]"), "expected an object")
     refused("state.json", lambda path: path.write_text('{"files": {}}'), "not the state of a checkpoint")
     refused("state.json", Path.unlink, "cannot be read")
     # With all files back, and all of it unharmed, the run goes on.

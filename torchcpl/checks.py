@@ -65,6 +65,15 @@ def describe(value: Any) -> str:
     return f"{type(value).__name__} {text if len(text) <= 200 else text[:200] + '…'}"
 
 
+def short(value: object) -> str:
+    """A value of any size for an error message."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # thousands of digits, lists in lists in …
+        text = f"a huge {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def check_tensor(name: str, value: Any, shape: tuple[int | str, ...], dtype: str, like: Tensor | None = None) -> None:
     """Raise unless ``value`` is a tensor of ``shape`` (names stand for any size) and ``dtype`` (float|bool|long)."""
     if not (

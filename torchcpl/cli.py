@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
+
+import torch
 
 from torchcpl import __version__
 from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml
@@ -23,23 +29,56 @@ from torchcpl.tasks.runs import complete, plan, read_recipe, recipes
 from torchcpl.tasks.timing import PRECISIONS
 from torchcpl.train import NonFiniteLoss, fit
 
+EXPECTED = (ValueError, NonFiniteLoss, ImportError, OSError)  # what a user can cause; anything else is a bug of ours
+LARGE = ("validation_bags", "scenes", "max_items", "dim", "ffn", "hidden")  # options that take memory
 DEMO = "subsets"  # the task of `torchcpl demo`
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status is 0, 2 after an error, 130 after Ctrl-C."""
+    """Run a command; the exit status is 0, 2 after an error, 130 after Ctrl-C or SIGTERM."""
     options = _parser().parse_args(argv)
     try:
-        options.verb(options)
+        with _terminable():
+            options.verb(options)
     except KeyboardInterrupt as stop:
         _complain(f"stopped{f': {stop}' if str(stop) else ''}")
         return 130
-    except (ValueError, NonFiniteLoss, ImportError, OSError) as error:
+    except Exception as error:
+        said = str(error) if isinstance(error, EXPECTED) else _out_of_memory(error, options)
+        if said is None:
+            raise
         if options.debug:
             traceback.print_exc()
-        _complain(f"error: {error}")
+        _complain(f"error: {said}")
         return 2
     return 0
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, with which clusters stop a job, is as Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main one only
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _out_of_memory(error: Exception, options: argparse.Namespace) -> str | None:
+    """What to say where memory was the matter, and None where it was not; torch has no type of its own on the CPU."""
+    if isinstance(error, BrokenProcessPool):
+        return "a process that trained was killed, for memory as a rule: lower --jobs"
+    said = str(error).replace("\n", " ")
+    signs = ("can't allocate memory", "Storage size calculation overflowed", "numel: integer multiplication overflow")
+    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(sign in said for sign in signs):
+        return None
+    lower = "--batches" if hasattr(options, "batches") else "--batch-size"
+    names = {f.name for f in fields(TASKS[options.task].config)} if hasattr(options, "task") else set()
+    more = [f"--{name.replace('_', '-')}" for name in LARGE if name in names]
+    return f"out of memory: lower {', '.join([lower, *more])} ({said[:160]})"
 
 
 def train(options: argparse.Namespace) -> None:

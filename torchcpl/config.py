@@ -12,16 +12,20 @@ import dataclasses
 import difflib
 import importlib
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from torchcpl.checks import short
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 C = TypeVar("C", bound="DataclassInstance")
 _SCALARS = (bool, int, float, str)
+LARGEST = 2**63 - 1  # what a tensor's size or seed can hold
 
 
 def option(
@@ -76,18 +80,23 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
     tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         values: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # the decoder's own, a number of 5,000 digits, arrays in arrays in …
         raise ValueError(f"{source}: not TOML: {error}") from None
     return values
 
 
-def from_toml(cls: type[C], path: str | Path) -> C:
-    """A configuration of class ``cls`` from a TOML file; what the file leaves out has its default."""
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The values in a TOML file; a ValueError that names the file where there are none."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from None
-    values = parse_toml(text, str(path))
+    return parse_toml(text, str(path))
+
+
+def from_toml(cls: type[C], path: str | Path) -> C:
+    """A configuration of class ``cls`` from a TOML file; what the file leaves out has its default."""
+    values = read_toml(path)
     try:
         return _build(cls, values)
     except ValueError as error:
@@ -148,7 +157,7 @@ def _normalise(config: DataclassInstance) -> None:
     types = get_type_hints(type(config))
     for f in dataclasses.fields(config):
         value, kind = getattr(config, f.name), types[f.name]
-        label = f"{type(config).__name__}.{f.name} = {value!r}"
+        label = f"{type(config).__name__}.{f.name} = {short(value)}"
         if get_origin(kind) is tuple:
             inner = get_args(kind)
             inner = inner[:1] * len(value) if inner[-1] is Ellipsis and isinstance(value, list | tuple) else inner
@@ -163,17 +172,20 @@ def _normalise(config: DataclassInstance) -> None:
 def _scalar(value: Any, kind: Any, label: str, metadata: Mapping[str, Any]) -> Any:
     if kind not in _SCALARS:
         raise TypeError(f"{label}: a field must be bool, int, float, str or a tuple of one of them, not {kind}")
+    if type(value) is int and abs(value) > LARGEST:
+        raise ValueError(f"{label}: expected a number of at most {LARGEST}")
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
         raise ValueError(f"{label}: expected {kind.__name__}")
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"{label}: expected a finite number")
     if metadata.get("choices") and value not in metadata["choices"]:
         raise ValueError(f"{label}: expected one of {_words(metadata['choices'])}")
     low, high = metadata.get("low"), metadata.get("high")
-    # Written so that NaN fails.
-    if low is not None and not value >= low:
+    if low is not None and value < low:
         raise ValueError(f"{label}: expected at least {low}")
-    if high is not None and not value <= high:
+    if high is not None and value > high:
         raise ValueError(f"{label}: expected at most {high}")
     return value
 

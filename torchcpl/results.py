@@ -6,6 +6,7 @@ A run is a folder::
     info.json       command, commit, device, versions, seed
     history.jsonl   a line per validation: epoch, step, seconds, metrics, lr, loss, losses
     tensorboard/    the same as curves
+    lock            while a process trains: which one
     best, last      links to the two checkpoints that count
     checkpoints/    best-00000040/, last-00000060/: model.safetensors, config.toml, state.json (last: optimizer.pt)
 
@@ -29,12 +30,20 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from torchcpl.config import TrainConfig, parse_toml, to_toml
+if sys.platform != "win32":
+    import fcntl
+
+from torchcpl.checks import short
+from torchcpl.config import TrainConfig, parse_toml, read_toml, to_toml
+
+LOCK = "lock"
 
 
 class CheckpointError(ValueError):
@@ -63,17 +72,33 @@ def write_atomic(path: str | Path, data: bytes) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    write_synced(temporary, data)
-    os.replace(temporary, path)
+    try:
+        with named(path):
+            write_synced(temporary, data)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    with open(path, "wb") as file:
+def write_synced(path: Path, data: bytes, mode: str = "wb") -> None:
+    """Write a file, or append to it with mode ``ab``, and wait until it is on the disk."""
+    with open(path, mode) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Around writes: the system does not say which file it was that the disk had no room for."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def sync_folder(path: Path) -> None:
@@ -102,8 +127,81 @@ def read_json(path: str | Path) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON: {error}") from None
+
+
+def read_info(run: str | Path) -> dict[str, Any]:
+    """What `run_info` said when a run began."""
+    path = Path(run) / "info.json"
+    info: dict[str, Any] = read_json(path)
+    check_json(info, {"device": str}, str(path))
+    return info
+
+
+def read_npz(path: str | Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an ``.npz`` file, no pickles; a ValueError that names the file where it is not one."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive.items())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: no such file") from None
+    except Exception as error:  # numpy and zipfile have many errors for a foreign or damaged file
+        raise ValueError(f"{path}: not a readable .npz of plain arrays: {error or type(error).__name__}") from error
+
+
+def stamp(*paths: str | Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Another one as soon as a file, or a file in a folder, is another: for what is kept in memory of files."""
+    files = [file for path in map(Path, paths) for file in (sorted(path.glob("*")) if path.is_dir() else [path])]
+    found = [(file, file.stat()) for file in files if file.is_file()]
+    return tuple((str(file), status.st_ino, status.st_size, status.st_mtime_ns) for file, status in found)
+
+
+# What state.json and a line of history.jsonl hold: a type, alternatives, fields of an object, or {str: ...} for any.
+_NUMBER, _MAYBE = (int, float), (int, float, type(None))
+_BEST = {"epoch": int, "step": int, "value": _MAYBE, "metrics": {str: _MAYBE}}
+STATE = {
+    "finished": bool,
+    "epoch": int,
+    "step": int,
+    "seconds": _NUMBER,
+    "peak_mib": _MAYBE,
+    "metric": str,
+    "metrics": {str: _MAYBE},
+    "best": (_BEST, type(None)),
+    "config": str,
+    "device": str,
+    "files": {str: {"bytes": int, "sha256": str}},
+}
+RECORD = {
+    "epoch": int,
+    "step": int,
+    "seconds": _NUMBER,
+    "metrics": {str: _MAYBE},
+    "lr": _NUMBER,
+    "loss": _NUMBER,
+    "losses": {str: _NUMBER},
+}
+
+
+def check_json(value: Any, kind: Any, where: str) -> None:
+    """Raise unless parsed JSON is as ``kind`` says; whole numbers are at least 0, and none is infinite."""
+    if isinstance(kind, dict):
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{where}: expected an object, got {short(value)}")
+        for name, inner in kind.items() if str not in kind else [(name, kind[str]) for name in value]:
+            if name not in value:
+                raise CheckpointError(f"{where}: {name} is missing")
+            check_json(value[name], inner, f"{where}: {name}")
+        return
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if isinstance(value, dict) and isinstance(kinds[0], dict):
+        check_json(value, kinds[0], where)
+    elif type(value) not in kinds:
+        words = " or ".join("object" if isinstance(k, dict) else k.__name__ for k in kinds)
+        raise CheckpointError(f"{where}: expected {words}, got {short(value)}")
+    elif (type(value) is int and value < 0) or (type(value) in _NUMBER and not abs(value) < 2**63):
+        raise CheckpointError(f"{where}: expected a number that makes sense, got {short(value)}")
 
 
 def run_info(*, seeds: Sequence[int] = (), device: torch.device | str | None = None) -> dict[str, Any]:
@@ -131,8 +229,11 @@ def load_checkpoint(run: str | Path, which: str = "best") -> Checkpoint:
         from safetensors.torch import load
 
     config, state = read_state(run, which)
-    weights = load(_contents(config.parent, state, "model.safetensors"))
-    return Checkpoint(config, weights, state)
+    data = _contents(config.parent, state, "model.safetensors")
+    try:
+        return Checkpoint(config, load(data), state)
+    except Exception as error:  # safetensors' own, or of a header that names no type of torch's
+        raise CheckpointError(f"{config.with_name('model.safetensors')}: not safetensors: {error}") from None
 
 
 def read_state(run: str | Path, which: str = "best") -> tuple[Path, dict[str, Any]]:
@@ -144,8 +245,14 @@ def read_state(run: str | Path, which: str = "best") -> tuple[Path, dict[str, An
 
 def read_training(run: Path) -> dict[str, Any]:
     """The optimiser's and the loop's own state in the last checkpoint."""
-    data = _contents(*_open(run, "last"), "optimizer.pt")
-    training: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    data, path = _contents(*_open(run, "last"), "optimizer.pt"), run / "last" / "optimizer.pt"
+    try:
+        training = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever pickle and zipfile raise
+        raise CheckpointError(f"{path}: not what torch.save wrote: {str(error).splitlines()[0]}") from None
+    names = {"optimizer", "weights", "random", "terms", "totals", "count"}
+    if not isinstance(training, dict) or training.keys() != names:
+        raise CheckpointError(f"{path}: expected {', '.join(sorted(names))}")
     return training
 
 
@@ -167,25 +274,75 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
 def read_history(run: str | Path) -> list[dict[str, Any]]:
     """The validations of a run so far, one record each."""
     path = Path(run) / "history.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     try:
-        return [json.loads(line) for line in lines if line.endswith("\n")]  # one without its end was cut short
-    except ValueError as error:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []  # the last was cut short
+        records = [json.loads(line) for line in lines]
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a record a line: {error}") from None
+    for number, record in enumerate(records, 1):
+        check_json(record, RECORD, f"{path}: line {number}")
+    return records
+
+
+@contextlib.contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Keep every other process from training in the folder ``run``; CheckpointError where one does already.
+
+    The system lets go of the lock when its holder ends, however it ends: what a kill leaves behind blocks nobody.
+    """
+    made = [folder for folder in (run, *run.parents) if not folder.exists()]
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise CheckpointError(f"{run} is a file: expected a folder for the run") from None
+    path = run / LOCK
+    file = _lock(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        file.close()
+        with contextlib.suppress(OSError):  # of a run that could not begin, nothing is left
+            for folder in made:
+                folder.rmdir()
+
+
+def _lock(path: Path) -> IO[str]:
+    while True:
+        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 -- held for as long as the run is
+        if sys.platform == "win32":
+            return file
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read()
+            file.close()
+            raise CheckpointError(f"{path.parent} is in use by {holder or 'another process'}") from None
+        except OSError:  # a file system without locks
+            return file
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            break
+        file.close()  # the one who held it has just removed it
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}")
+    file.flush()
+    return file
 
 
 def open_run(run: Path, config: TrainConfig, resume: bool) -> dict[str, Any] | None:
     """The state to go on from, None to start at the beginning; CheckpointError where neither may be. Writes nothing."""
-    if run.exists() and not run.is_dir():
-        raise CheckpointError(f"{run} is a file: expected a folder for the run")
-    names = sorted(path.name for path in run.iterdir() if not path.name.endswith(".tmp")) if run.exists() else []
+    names = sorted(path.name for path in run.iterdir()) if run.exists() else []
+    names = [name for name in names if name != LOCK and not name.endswith(".tmp")]
     if not names:
         return None
     if not resume:
-        raise CheckpointError(f"{run} is not empty (it has {', '.join(names[:4])}): resume it, or name a new folder")
+        raise CheckpointError(
+            f"{run} is not empty (it has {', '.join(names[:4])}): --resume goes on with it, --run names another"
+        )
     if "config.toml" not in names:
         raise CheckpointError(f"{run} has no config.toml: it is no run to resume")
-    old = parse_toml((run / "config.toml").read_text(encoding="utf-8"), str(run / "config.toml"))
+    old = read_toml(run / "config.toml")
     new = parse_toml(to_toml(config), "config")
     differing = [name for name in new | old if name not in old or name not in new or old[name] != new[name]]
     if differing:
@@ -236,8 +393,13 @@ def write_checkpoint(
     files["state.json"] = json.dumps(state | {"files": noted}, indent=2, allow_nan=False).encode()
     folder = run / "checkpoints" / f"{which}-{state['step']:08d}"
     folder.mkdir(parents=True)
-    for name, data in files.items():
-        write_synced(folder / name, data)
+    try:
+        for name, data in files.items():
+            with named(folder / name):
+                write_synced(folder / name, data)
+    except OSError:
+        shutil.rmtree(folder)  # room for what is left to write
+        raise
     sync_folder(folder)
     sync_folder(folder.parent)
     _point(run, folder.name)
@@ -275,8 +437,7 @@ def _open(run: Path, which: str) -> tuple[Path, dict[str, Any]]:
         state = read_json(folder / "state.json")
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    if not isinstance(state, dict) or not {"finished", "step", "best", "files"} <= state.keys():
-        raise CheckpointError(f"{folder / 'state.json'}: not the state of a checkpoint")
+    check_json(state, STATE, str(folder / "state.json"))
     return folder, state
 
 

@@ -30,11 +30,14 @@ from torchcpl.results import (
     extra,
     load_checkpoint,
     load_weights,
+    locked,
+    named,
     open_run,
     prepare_run,
     read_training,
     sweep_checkpoints,
     write_checkpoint,
+    write_synced,
 )
 
 if TYPE_CHECKING:
@@ -113,9 +116,10 @@ def fit(task: Task, run: str | Path, *, resume: bool = False, progress: bool = T
     """Train a task's model in the folder ``run`` and return the final state: step, seconds, metrics, best, ...
 
     With ``resume`` an unfinished run goes on from its last checkpoint, to the same weights as if it had never
-    stopped; a finished one returns its state. Ctrl-C ends the current step, saves, and raises KeyboardInterrupt;
-    a second one stops at once. With ``config.devices > 1`` Fabric starts the running script once more for each
-    further device, and the process of rank r takes ``task.batch(step * devices + r)``.
+    stopped; a finished one returns its state. Ctrl-C and SIGTERM end the current step, save, and raise
+    KeyboardInterrupt; a second one stops at once. Another process that trains in ``run`` is a CheckpointError. With
+    ``config.devices > 1`` Fabric starts the running script once more for each further device, and the process of rank r
+    takes ``task.batch(step * devices + r)``.
     """
     with extra():
         from lightning_fabric import Fabric
@@ -127,9 +131,17 @@ def fit(task: Task, run: str | Path, *, resume: bool = False, progress: bool = T
     precision: Any = automatic if config.precision == "auto" else config.precision
     # A method may leave parameters without a gradient, which plain "ddp" refuses.
     strategy = "ddp_find_unused_parameters_true" if config.devices > 1 else "auto"
-    with _numerics(config, device), _interruptible() as interrupted:
+    with _numerics(config, device), _interruptible() as interrupted, contextlib.ExitStack() as held:
         fabric = Fabric(accelerator=device.type, devices=config.devices, strategy=strategy, precision=precision)
         fabric.launch()
+        refused = ""
+        if fabric.is_global_zero:
+            try:
+                held.enter_context(locked(run))
+            except CheckpointError as error:
+                refused = str(error)
+        if refused := fabric.broadcast(refused):  # every process ends, none waits for the first
+            raise CheckpointError(refused)
         state = open_run(run, config, resume)
         if state and not state["finished"] and state["device"] != device.type:
             raise CheckpointError(f"{run} was trained on {state['device']}: it cannot be resumed on {device.type}")
@@ -404,12 +416,18 @@ class _Loop:
         load_weights(self.average, weights, str(self.run / "last"))
         if self.config.ema:
             load_weights(self.model, training["weights"], str(self.run / "last"))
+        self.done, self.seconds, self.peak = state["step"], state["seconds"], state["peak_mib"] or 0.0
+        self.metrics, self.best = state["metrics"], state["best"]
+        try:
+            self._restore_training(training)
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{self.run / 'last' / 'optimizer.pt'}: of another model or run: {error}") from error
+
+    def _restore_training(self, training: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(training["optimizer"])
         self._watch(training["terms"])
         self.totals.copy_(training["totals"][self.fabric.global_rank])
-        self.count, self.done = training["count"], state["step"]
-        self.seconds, self.peak = state["seconds"], state["peak_mib"] or 0.0
-        self.metrics, self.best = state["metrics"], state["best"]
+        self.count = training["count"]
         random, cpu = training["random"][self.fabric.global_rank], torch.get_rng_state().numel()
         torch.set_rng_state(random[:cpu].clone())  # torch reads a view from where its storage begins
         if self.fabric.device.type == "cuda":
@@ -439,7 +457,8 @@ class _Journal:
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
         if self.logs:
-            self.logs.close()
+            with named(self.history.with_name("tensorboard")):
+                self.logs.close()
 
     def glance(self, done: int, loss: float, speed: float) -> None:
         """Move the bar to ``done`` steps; ``loss`` is the mean since the last validation."""
@@ -456,16 +475,15 @@ class _Journal:
         self.progress.update(self.bar, value=f"{name} {text}")
         if not self.logs:
             return
-        with open(self.history, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with named(self.history):
+            write_synced(self.history, (json.dumps(record, allow_nan=False) + "\n").encode(), "ab")
         curves = {"train/lr": record["lr"], "train/steps_per_second": self.speed}
         curves |= {f"train/{key}": x for key, x in record["losses"].items()}
         curves |= {f"validation/{key}": x for key, x in record["metrics"].items() if x is not None}
-        for key, x in curves.items():
-            self.logs.add_scalar(key, x, record["step"])
-        self.logs.flush()
+        with named(self.history.with_name("tensorboard")):
+            for key, x in curves.items():
+                self.logs.add_scalar(key, x, record["step"])
+            self.logs.flush()
 
 
 @contextlib.contextmanager
@@ -491,18 +509,19 @@ def _numerics(config: TrainConfig, device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[list[int]]:
-    """Collect the first Ctrl-C instead of raising; the next one raises."""
+    """Collect the first Ctrl-C or SIGTERM (a cluster's way to say so) instead of raising; the next one raises."""
     caught: list[int] = []
 
     def note(number: int, _: object) -> None:
         caught.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(number, signal.default_int_handler)
 
     if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main one only
         yield caught
         return
-    before = signal.signal(signal.SIGINT, note)
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield caught
     finally:
-        signal.signal(signal.SIGINT, before or signal.default_int_handler)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -22,7 +22,7 @@ from torchcpl import plots
 from torchcpl.checks import check_choice, check_count
 from torchcpl.config import TrainConfig, to_toml
 from torchcpl.report import Panel, save_panels, write_report
-from torchcpl.results import load_checkpoint, load_weights, read_json, run_info
+from torchcpl.results import load_checkpoint, load_weights, read_info, run_info
 from torchcpl.tables import Column, Row, Table, summarise
 from torchcpl.tasks import timing
 from torchcpl.tasks.base import BenchmarkTask
@@ -114,7 +114,7 @@ class Benchmark(ABC, Generic[C]):
         return {"reported": self.reported, "held-out": self.held_out}
 
     def read(self, path: str | Path) -> Run[C]:
-        return read_run(self.config, path)
+        return read_run(self.config, path, self.metrics)
 
     def restore(self, run: Run[C]) -> Restored:
         task = self.make_task(here(run.config))
@@ -150,7 +150,8 @@ class Benchmark(ABC, Generic[C]):
     def _best(self, records: Sequence[Row], metric: str, chosen: str, shown: str) -> dict[str, Any]:
         """The metrics with the prefix ``shown`` at the epoch that is best by those with the prefix ``chosen``."""
         sign = 1 if self._column(metric).best == "max" else -1
-        best = max(records, key=lambda record: sign * record[chosen + metric])
+        finite = [record for record in records if record[chosen + metric] is not None] or records[:1]
+        best = max(finite, key=lambda record: sign * (record[chosen + metric] or 0.0))
         found = {name: best[shown + name] for name in self.metrics}
         return found | {"epoch": best["epoch"], "knob": best.get(f"{chosen}knob", best["knob"])}
 
@@ -251,7 +252,7 @@ class Benchmark(ABC, Generic[C]):
         }
 
     def _info(self, runs: Sequence[Run[C]]) -> dict[str, Any]:
-        trained_on = ", ".join(sorted({read_json(run.path / "info.json")["device"] for run in runs}))
+        trained_on = ", ".join(sorted({read_info(run.path)["device"] for run in runs}))
         info = run_info(seeds=sorted({run.config.seed for run in runs}), device=device_of(here(runs[0].config)))
         return info | {"trained_on": trained_on}
 

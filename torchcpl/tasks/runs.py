@@ -43,8 +43,11 @@ class Run(Generic[C]):
     state: dict[str, Any]
 
 
-def read_run(cls: type[C], path: str | Path) -> Run[C]:
-    """Read back a run of the task whose configuration is ``cls``; CheckpointError where it is none."""
+def read_run(cls: type[C], path: str | Path, metrics: Sequence[str] = ()) -> Run[C]:
+    """Read back a run of the task whose configuration is ``cls``, with ``metrics`` in every record.
+
+    CheckpointError where it is none.
+    """
     path = Path(path)
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such run")
@@ -54,6 +57,16 @@ def read_run(cls: type[C], path: str | Path) -> Run[C]:
     history = read_history(path)
     if not history:
         raise CheckpointError(f"{path / 'history.jsonl'}: expected a record of every validation, got none")
+    if not state["best"]:
+        raise CheckpointError(f"{path / 'best' / 'state.json'}: best: expected that of a validation, got null")
+    for where, names in (
+        ("best/state.json", {state["metric"], *metrics}),
+        ("history.jsonl", {state["metric"], *metrics, *history[0]["metrics"]}),
+    ):
+        records = history if where == "history.jsonl" else [state["best"]]
+        lacking = sorted(name for record in records for name in names if name not in record["metrics"])
+        if lacking or (metrics and state["metric"] not in metrics):
+            raise CheckpointError(f"{path / where}: expected the metric {(lacking or metrics)[0]} in every record")
     return Run(path, from_toml(cls, config), history, state)
 
 
@@ -110,7 +123,9 @@ def _side_by_side(planned: dict[Path, C], make: Callable[[C], Task], jobs: int, 
                         f"  {path.name:14} best {best['value']:.3f} at epoch {best['epoch']}", highlight=False
                     )
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # what runs ends by itself, at the latest with its run
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()  # saves, as a run does on SIGTERM, and ends
             raise
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from torchcpl.checks import short
 from torchcpl.tasks.paths.maps import (
     Array,
     Lane,
@@ -18,7 +19,6 @@ from torchcpl.tasks.paths.maps import (
     every,
     field,
     points,
-    short,
     table,
 )
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from torchcpl.config import override
 from torchcpl.report import Panel
-from torchcpl.results import write_atomic
+from torchcpl.results import stamp, write_atomic
 from torchcpl.tables import Column, Row, Table
 from torchcpl.tasks.benchmark import Benchmark, against_pointer
 from torchcpl.tasks.paths import figures
@@ -115,13 +115,14 @@ class PathsBenchmark(Benchmark[PathsConfig]):
 
 
 @cache
-def _scenes(source: PathsConfig) -> Scenes:
+def _scenes(source: PathsConfig, files: object) -> Scenes:
     return load_source(source, progress=multiprocessing.parent_process() is None)  # one process shows it
 
 
 def scenes_of(config: PathsConfig) -> Scenes:
-    """The scenes of a configuration, read or drawn once."""
-    return _scenes(PathsConfig(source=config.source, scenes=config.scenes, scenes_seed=config.scenes_seed))
+    """The scenes of a configuration, read or drawn once for the same files."""
+    source = PathsConfig(source=config.source, scenes=config.scenes, scenes_seed=config.scenes_seed)
+    return _scenes(source, stamp(config.source))
 
 
 def last_rule(table: Table) -> list[Row]:

@@ -25,10 +25,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from torchcpl.checks import short
+from torchcpl.results import read_json
+
 Array: TypeAlias = npt.NDArray[np.float64]
 
 LANE_KINDS = ("lane", "connector")
 LINE_KINDS = ("road_divider", "lane_divider", "lane_divider_solid")
+FARTHEST = 1e7  # metres from the origin: coordinates of whole countries (UTM) stay below
+LONGEST = 1e5  # metres of one lane
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +69,8 @@ class LaneGraph:
             line = points(lane.centerline, f"lane {key!r}: field 'centerline'")
             if len(without_repeats(line)) < 2:
                 raise ValueError(f"lane {key!r}: field 'centerline': all {len(line)} points are the same")
+            if arc_length(line)[-1] > LONGEST:
+                raise ValueError(f"lane {key!r}: field 'centerline': expected at most {LONGEST:.0f} m")
             for successor in lane.successors:
                 if successor not in self.lanes:
                     raise ValueError(f"lane {key!r}: field 'successors': no lane {successor!r} in the map")
@@ -75,8 +82,8 @@ def load_map(path: str | Path) -> LaneGraph:
     from torchcpl.tasks.paths.nuscenes import read_nuscenes
 
     path = Path(path)
+    data = read_json(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(data, dict):
             if "format" in data:
                 return read_lane_graph(data, path.stem)
@@ -84,7 +91,7 @@ def load_map(path: str | Path) -> LaneGraph:
                 return read_nuscenes(data, path.stem)
             if "lane_segments" in data:
                 return read_argoverse(data, path.stem)
-    except ValueError as error:  # a JSON or Unicode error is one too
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     raise ValueError(
         f"{path}: not a known map: expected a JSON object with 'format': 'lane-graph/1', 'arcline_path_3' "
@@ -153,12 +160,6 @@ def save_map(graph: LaneGraph, path: str | Path, source: str = "") -> None:
 # What every reader checks with. `where` names lane and field; `load_map` puts the file before it.
 
 
-def short(value: object) -> str:
-    """A value for an error message."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def field(record: object, key: str, where: str) -> Any:
     """``record[key]``, or an error that names both."""
     if not isinstance(record, dict):
@@ -191,19 +192,35 @@ def names(value: object, where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+def name_of(value: object, where: str) -> str:
+    """An id."""
+    if not isinstance(value, str):
+        raise ValueError(f"{where}: expected an id (a string), got {short(value)}")
+    return value
+
+
+def objects(value: object, where: str) -> list[dict[str, Any]]:
+    """A list of JSON objects."""
+    if not isinstance(value, list) or not all(isinstance(v, dict) for v in value):
+        raise ValueError(f"{where}: expected a list of objects, got {short(value)}")
+    return value
+
+
 def points(value: object, where: str, minimum: int = 2) -> Array:
     """Finite ``[x, y]`` points, at least ``minimum`` of them, as (P, 2) float64."""
     try:
         array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{where}: expected a list of [x, y] numbers, got {short(value)}") from error
     if array.ndim != 2 or array.shape[1] != 2:
         raise ValueError(f"{where}: expected a list of [x, y] numbers, got {short(value)}")
     if len(array) < minimum:
         raise ValueError(f"{where}: expected at least {minimum} points, got {len(array)}")
-    if not np.isfinite(array).all():
-        bad = int(np.flatnonzero(~np.isfinite(array).all(axis=1))[0])
-        raise ValueError(f"{where}: point {bad} is not finite: {array[bad].tolist()}")
+    near = (np.abs(array) <= FARTHEST).all(axis=1)
+    if not near.all():
+        bad = int(np.flatnonzero(~near)[0])
+        what = "not finite" if not np.isfinite(array[bad]).all() else f"beyond ±{FARTHEST:.0e} m"
+        raise ValueError(f"{where}: point {bad} is {what}: {array[bad].tolist()}")
     return array
 
 
@@ -231,4 +248,6 @@ def along(line: Array, at: Array) -> Array:
 
 def every(length: float, spacing: float) -> Array:
     """Arc lengths 0 … ``length`` in equal steps no longer than ``spacing``, both ends included."""
+    if length > LONGEST:
+        raise ValueError(f"a line of {length:.3g} m: expected at most {LONGEST:.0f} m")
     return np.linspace(0.0, length, max(int(np.ceil(length / spacing)), 1) + 1, dtype=np.float64)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from torchcpl.checks import short
 from torchcpl.tasks.paths.maps import (
     Array,
     Lane,
@@ -23,9 +24,10 @@ from torchcpl.tasks.paths.maps import (
     Line,
     every,
     field,
+    name_of,
     names,
+    objects,
     points,
-    short,
     table,
     without_repeats,
 )
@@ -61,8 +63,8 @@ def read_nuscenes(data: Mapping[str, Any], name: str, spacing: float = 1.0) -> L
         for token, record in read.rows(layer).items():
             where = f"{layer} {token!r}"
             line = read.row("line", field(record, "line_token", where), where)
-            if len(field(line, "node_tokens", where)) >= 2:  # one node draws nothing
-                kind = layer if layer == "road_divider" else _divider_kind(record)
+            if len(names(field(line, "node_tokens", where), where)) >= 2:  # one node draws nothing
+                kind = layer if layer == "road_divider" else _divider_kind(record, where)
                 lines.append(Line(kind, read.nodes(line, "node_tokens", where, 2)))
     areas = [
         read.polygon(key, f"drivable_area {token!r}")
@@ -106,9 +108,10 @@ def _centerline(records: object, where: str, spacing: float) -> Array:
     return without_repeats(np.concatenate([discretize(r, f"{where}[{i}]", spacing) for i, r in enumerate(records)]))
 
 
-def _divider_kind(record: Mapping[str, Any]) -> str:
+def _divider_kind(record: Mapping[str, Any], where: str) -> str:
     """Solid when more of the divider's typed segments are solid than dashed."""
-    types = [str(segment.get("segment_type")) for segment in record.get("lane_divider_segments", [])]
+    segments = objects(record.get("lane_divider_segments", []), f"{where}: field 'lane_divider_segments'")
+    types = [str(segment.get("segment_type")) for segment in segments]
     solid = sum("SOLID" in t for t in types) > sum("DASHED" in t for t in types)
     return "lane_divider_solid" if solid else "lane_divider"
 
@@ -116,7 +119,7 @@ def _divider_kind(record: Mapping[str, Any]) -> str:
 def _numbers(value: object, where: str, count: int | None) -> list[float]:
     try:
         array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RecursionError):
         array = np.empty(0)
     if array.ndim != 1 or array.size != (count or max(array.size, 1)) or not np.isfinite(array).all():
         raise ValueError(f"{where}: expected {count or 'some'} finite number(s), got {short(value)}")
@@ -132,14 +135,14 @@ class _Tables:
 
     def rows(self, key: str) -> dict[str, Any]:
         if key not in self.cache:
-            records = enumerate(table(self.data, key, list) if key in self.data else [])
-            self.cache[key] = {field(r, "token", f"{key} {i}"): r for i, r in records}
+            given = table(self.data, key, list) if key in self.data else []
+            self.cache[key] = {name_of(field(r, "token", f"{key} {i}"), f"{key} {i}"): r for i, r in enumerate(given)}
         return self.cache[key]
 
-    def row(self, key: str, token: str, where: str) -> Any:
-        if token not in self.rows(key):
+    def row(self, key: str, token: object, where: str) -> Any:
+        if name_of(token, where) not in self.rows(key):
             raise ValueError(f"{where}: no {key} {token!r} in the map")
-        return self.rows(key)[token]
+        return self.rows(key)[name_of(token, where)]
 
     def nodes(self, record: object, key: str, where: str, minimum: int) -> Array:
         tokens = names(field(record, key, where), f"{where}: field {key!r}")
@@ -147,8 +150,9 @@ class _Tables:
         corners = [[field(node, axis, f"node {token!r}") for axis in "xy"] for token, node in rows]
         return points(corners, f"{where}: field {key!r}", minimum)
 
-    def polygon(self, token: str, where: str) -> tuple[Array, ...]:
-        where = f"{where}: polygon {token!r}"
+    def polygon(self, token: object, where: str) -> tuple[Array, ...]:
+        where = f"{where}: polygon {short(token)}"
         record = self.row("polygon", token, where)
-        holes = [self.nodes(hole, "node_tokens", f"{where}: hole", 3) for hole in field(record, "holes", where)]
-        return (self.nodes(record, "exterior_node_tokens", where, 3), *holes)
+        holes = objects(field(record, "holes", where), f"{where}: field 'holes'")
+        rings = [self.nodes(hole, "node_tokens", f"{where}: hole", 3) for hole in holes]
+        return (self.nodes(record, "exterior_node_tokens", where, 3), *rings)

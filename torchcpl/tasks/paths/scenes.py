@@ -9,8 +9,6 @@ import io
 import math
 import multiprocessing
 import os
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from torchcpl.results import write_atomic
-from torchcpl.tasks.paths.maps import Array, LaneGraph
+from torchcpl.results import read_npz, write_atomic
+from torchcpl.tasks.paths.maps import FARTHEST, Array, LaneGraph
 from torchcpl.tasks.paths.sampling import (
     BACKGROUND,
     BEHIND,
@@ -168,39 +166,46 @@ def save_scenes(scenes: Scenes, path: str | Path) -> None:
 
 def load_scenes(path: str | Path) -> Scenes:
     """Read what ``save_scenes`` wrote; a ValueError names a file that is another, or not whole."""
-    try:
-        with np.load(Path(path)) as file:
-            if "format" not in file or str(file["format"]) != FORMAT:
-                raise ValueError(f"not a file of scenes: expected 'format' to be {FORMAT!r}")
-            field = {name: file[name] for name in ("images", "paths", "lengths", "map_index", "poses", "maps")}
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        why = error if zipfile.is_zipfile(path) else "not a .npz file"
-        raise ValueError(f"{path}: cannot be read as scenes: {why}") from None
-    packed, S = field["images"], len(field["images"])
-    shapes = {"images": (S, SIZE, SIZE // 2), "paths": (S, MAX_PATHS, MAX_POINTS, 2), "lengths": (S, MAX_PATHS)}
-    shapes |= {"map_index": (S,), "poses": (S, 3)}
-    for name, shape in shapes.items():
-        if field[name].shape != shape:
-            raise ValueError(f"{path}: field {name!r}: expected shape {shape}, got {field[name].shape}")
+    field = read_npz(path)
+    if "format" not in field or str(field["format"]) != FORMAT:
+        raise ValueError(f"{path}: not a file of scenes: expected 'format' to be {FORMAT!r}")
+    S = field["images"].shape[0] if "images" in field and field["images"].ndim else 0
+    M = field["maps"].size if "maps" in field else 0
+    wanted: dict[str, tuple[tuple[int, ...], str]] = {
+        "images": ((S, SIZE, SIZE // 2), "u"),
+        "paths": ((S, MAX_PATHS, MAX_POINTS, 2), "f"),
+        "lengths": ((S, MAX_PATHS), "iu"),
+        "map_index": ((S,), "iu"),
+        "poses": ((S, 3), "f"),
+        "maps": ((M,), "U"),
+    }
+    for name, (shape, kinds) in wanted.items():
+        array = field.get(name)
+        if array is None or array.shape != shape or array.dtype.kind not in kinds:
+            got = "none" if array is None else f"{array.shape} {array.dtype}"
+            raise ValueError(f"{path}: field {name!r}: expected {shape} of kind {' or '.join(kinds)}, got {got}")
+    lengths, maps = field["lengths"].astype(np.int64), field["map_index"].astype(np.int64)
+    packed = field["images"]
+    if not S or packed.dtype != np.uint8 or max((packed >> 4).max(), (packed & 15).max()) >= len(PALETTE):
+        raise ValueError(f"{path}: expected at least one scene, in the colours of the palette, uint8")
+    if not ((maps >= 0) & (maps < M)).all() or not (np.abs(field["poses"]) <= FARTHEST).all():
+        raise ValueError(f"{path}: expected every map_index below {M}, the number of maps, and finite poses")
+    real = np.arange(MAX_POINTS) < lengths[..., None]  # (S, 6, 64)
+    inside: Bools = np.all((field["paths"] >= 0) & (field["paths"] < SIZE), axis=-1)
+    first = (lengths[:, 0] > 0).all() and not (np.diff(lengths > 0) & (lengths[:, 1:] > 0)).any()
+    if not first or lengths.min() < 0 or lengths.max() > MAX_POINTS or not inside[real].all():
+        raise ValueError(
+            f"{path}: expected 1 to {MAX_PATHS} paths a scene, the first ones, of at most {MAX_POINTS} points in the "
+            "image"
+        )
     images = np.empty((S, SIZE, SIZE), np.uint8)
     images[:, :, ::2], images[:, :, 1::2] = packed >> 4, packed & 15
-    if not S or images.max() >= len(PALETTE) or not field["lengths"].any(axis=1).all():
-        raise ValueError(f"{path}: expected at least one scene, colours of the palette, and a path in every scene")
-    lengths = field["lengths"].astype(np.int64)
-    real = np.arange(MAX_POINTS) < lengths[..., None]  # (S, 6, 64)
-    inside = ((field["paths"] >= 0) & (field["paths"] < SIZE)).all(-1)
-    if lengths.max() > MAX_POINTS or (np.diff(lengths > 0) & (lengths[:, 1:] > 0)).any() or not inside[real].all():
-        raise ValueError(
-            f"{path}: expected paths of at most {MAX_POINTS} points in the image, the first ones of a scene"
-        )
     return Scenes(
         images=images,
-        paths=field["paths"],
+        paths=np.where(real[..., None], field["paths"], -1).astype(np.float32),
         lengths=lengths,
-        map_index=field["map_index"].astype(np.int64),
-        poses=field["poses"],
+        map_index=maps,
+        poses=field["poses"].astype(np.float64),
         maps=tuple(str(name) for name in field["maps"]),
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcpl.report import Panel
+from torchcpl.results import stamp
 from torchcpl.selectors import kmeans
 from torchcpl.tables import Column, Row, Table, summarise
 from torchcpl.tasks import timing
@@ -33,7 +34,7 @@ PUBLISHED = [
 
 
 @cache
-def _features(source: str, root: str, weights: str, device: str) -> Features:
+def _features(source: str, root: str, weights: str, device: str, files: object) -> Features:
     return load_source(source, root=root or None, weights=weights or None, device=device)
 
 
@@ -62,7 +63,8 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
     demo_seeds = (0, 1, 2)
 
     def make_task(self, config: SubsetsConfig) -> SubsetsTask:
-        return SubsetsTask(config, _features(config.source, config.root, config.weights, str(device_of(config))))
+        files = stamp(config.source, Path(config.source).with_name("test_images.npz"), config.weights)
+        return SubsetsTask(config, _features(config.source, config.root, config.weights, str(device_of(config)), files))
 
     def source(self, config: SubsetsConfig) -> str:
         path = Path(config.source)

@@ -11,7 +11,7 @@ import os
 import pickle
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from torchcpl.checks import check_count, check_tensor, describe
 from torchcpl.encoders.resnet import ResNet18, load_resnet18, prepare
+from torchcpl.results import read_npz
 
 SOURCES = ("digits", "cifar100", "cifar10")
 TEST_FRACTION, SPLIT_SEED = 0.2, 0  # for sources that come without a test split
@@ -70,7 +71,7 @@ class Features:
             raise ValueError("images, image_rows: expected both or neither")
         if self.images is not None and self.image_rows is not None:
             shape = tuple(self.images.shape)
-            if self.images.dtype != torch.uint8 or not (len(shape) == 3 or shape[3:] == (3,)):
+            if self.images.dtype != torch.uint8 or not (len(shape) == 3 or shape[3:] == (3,)) or 0 in shape[1:]:
                 raise ValueError(f"images: expected uint8 (n, H, W) or (n, H, W, 3), got {describe(self.images)}")
             check_tensor("image_rows", self.image_rows, (shape[0],), "long")
             if ((self.image_rows < 0) | (self.image_rows >= len(self.test))).any():
@@ -173,7 +174,7 @@ def _digits() -> Features:
 
 
 def _npz(path: Path) -> Features:
-    arrays = _read_npz(path)
+    arrays = read_npz(path)
     pair, quad = {"features", "labels"}, {"train", "train_labels", "test", "test_labels"}
     if pair <= arrays.keys() and not quad & arrays.keys():
         parts = {"features": arrays["labels"]}
@@ -200,10 +201,10 @@ def _npz(path: Path) -> Features:
     try:
         if "features" in parts:
             return _divide(matrices["features"], labels["features"], class_names)
-        images, rows = _test_images(path.with_name("test_images.npz"))
-        return Features(matrices["train"], labels["train"], matrices["test"], labels["test"], class_names, images, rows)
+        found = Features(matrices["train"], labels["train"], matrices["test"], labels["test"], class_names)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    return _with_images(found, path.with_name("test_images.npz"))
 
 
 def _encode_labels(
@@ -216,7 +217,7 @@ def _encode_labels(
             raise ValueError(f"{path}: expected class_names (C,) of strings and labels of whole numbers")
         if any(part.size and not 0 <= part.min() <= part.max() < len(names) for part in given.values()):
             raise ValueError(f"{path}: labels: expected 0 to {len(names) - 1}, as there are class_names")
-        texts = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+        texts = [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in names]
         return {key: torch.from_numpy(part.astype(np.int64)) for key, part in given.items()}, tuple(texts)
     if not whole and not all(part.dtype.kind == "U" for part in given.values()):
         kinds = ", ".join(str(part.dtype) for part in given.values())
@@ -226,23 +227,20 @@ def _encode_labels(
     return codes, tuple(str(value) for value in distinct)
 
 
-def _test_images(path: Path) -> tuple[Tensor | None, Tensor | None]:
+def _with_images(features: Features, path: Path) -> Features:
     if not path.is_file():
-        return None, None
-    arrays = _read_npz(path)
-    if not {"images", "rows"} <= arrays.keys() or arrays["rows"].dtype.kind not in "iu":
-        raise ValueError(f"{path}: expected the arrays images, and whole-number rows; got {', '.join(arrays)}")
-    return torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["rows"].astype(np.int64))
-
-
-def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
+        return features
+    arrays = read_npz(path)
+    if not {"images", "rows"} <= arrays.keys():
+        raise ValueError(f"{path}: expected the arrays images and rows; got {', '.join(arrays)}")
+    if arrays["images"].dtype != np.uint8 or arrays["rows"].dtype.kind not in "iu":
+        kinds = f"{arrays['images'].dtype} and {arrays['rows'].dtype}"
+        raise ValueError(f"{path}: expected images of uint8 and rows of whole numbers; got {kinds}")
+    images, rows = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["rows"].astype(np.int64))
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive.items())
-    except Exception as error:  # numpy and zipfile have many errors for a foreign or damaged file
-        raise ValueError(f"{path}: not a readable .npz of plain arrays: {error}") from error
+        return replace(features, images=images, image_rows=rows)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 # ------------------------------------------------------------------------------------------------ CIFAR
@@ -372,7 +370,7 @@ def _cifar(
     read = [*(folder / file for file in (*layout.train, *layout.test)), weights]
     kept = cache / f"{name}-{_content_key(read)}.npz"
     if kept.is_file():
-        arrays = _read_npz(kept)
+        arrays = read_npz(kept)
     else:
         net = net.to(device)
         arrays = {

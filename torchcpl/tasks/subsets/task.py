@@ -186,6 +186,11 @@ class SubsetsTask:
         )
         # What is trained on, what choices are made on, and what is reported.
         seen = split_held_out(features, config.held_out, seed=0) if config.held_out > 0 else features
+        sizes = seen.train_labels.unique(return_counts=True)[1]
+        for name, most in (("max_classes", len(sizes)), ("max_per_class", int(sizes.max()))):
+            if getattr(config, name) > most:
+                what = "the number of classes" if name == "max_classes" else "the size of the largest class"
+                raise ValueError(f"{name}: expected at most {most}, {what} to train on, got {getattr(config, name)}")
         self.sampler = BagSampler(seen.train.to(self.device), seen.train_labels.to(self.device), self.protocol)
         self.reported = self._fixed(features.test, features.test_labels, seed=1)
         self.chosen_on = self._fixed(seen.test, seen.test_labels, seed=2) if config.held_out > 0 else self.reported
