@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,6 +145,34 @@ def test_errors_are_one_line_and_name_the_culprit(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert said in refused(arguments, capsys)
+
+
+def test_out_of_memory_says_what_to_lower(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    many = ["--bags", str(10**13), "--batch-size", str(10**13)]
+    said = refused(["train", "subsets", "--run", str(tmp_path / "run"), *TINY, *many], capsys)
+    assert "out of memory: lower --batch-size" in said
+    assert said.count("\n") == 1
+    said = refused(["train", "subsets", "--run", str(tmp_path / "wide"), *TINY, "--dim", str(10**9)], capsys)
+    assert "--dim" in said
+    assert not (tmp_path / "wide").exists()
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))"
+    script = f"{limit}; import sys; from torchcpl.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "train", "subsets", "--run", str(tmp_path / "run"), *TINY]
+    environment = os.environ | {"PYTHONPATH": str(Path(torchcpl.__file__).parents[1])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "model.safetensors" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_more_classes_or_members_than_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option, most in (("--max-classes", 10), ("--max-per-class", 146)):
+        said = refused(["train", "subsets", "--run", str(tmp_path / "run"), *TINY, option, "3000"], capsys)
+        assert f"{option[2:].replace('-', '_')}: expected at most {most}" in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,6 +63,14 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert read_json(path) == "old"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / ".x.json.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device.*x\.json"):
+        write_json(tmp_path / "x.json", "new")
+    assert not list(tmp_path.iterdir())
+
+
 def test_unreadable_json(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"absent\.json: cannot be read: No such file"):
         read_json(tmp_path / "absent.json")
@@ -195,7 +203,7 @@ def test_damaged_and_foreign_checkpoints(tmp_path: Path) -> None:
     refused("model.safetensors", lambda path: save_file(other, path), "truncated or foreign")
     refused("state.json", cut, "not JSON")
     refused("state.json", lambda path: path.write_text("[1]"), "expected an object")
-    refused("state.json", lambda path: path.write_text('{"files": {}}'), "not the state of a checkpoint")
+    refused("state.json", lambda path: path.write_text('{"files": {}}'), "finished is missing")
     refused("state.json", Path.unlink, "cannot be read")
     # With all files back, and all of it unharmed, the run goes on.
     fit(Toy(ToyConfig()), run, resume=True, progress=False)

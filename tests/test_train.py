@@ -295,6 +295,50 @@ def test_ctrl_c_and_resume(tmp_path: Path, device: str, step: int) -> None:
     assert_same_run(run, tmp_path / "whole")
 
 
+def test_sigterm_saves_as_ctrl_c_does(tmp_path: Path) -> None:
+    config, run = ToyConfig(checkpoint_seconds=1000.0), tmp_path / "parts"
+    fit(Toy(config), tmp_path / "whole", progress=False)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # or a loop that does not listen ends the tests
+    try:
+        with pytest.raises(KeyboardInterrupt, match="after step 6 of 12"):
+            fit(Toy(config, {5: lambda: os.kill(os.getpid(), signal.SIGTERM)}), run, progress=False)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    fit(Toy(config), run, resume=True, progress=False)
+    assert_same_run(run, tmp_path / "whole")
+
+
+def files_of(run: Path) -> dict[Path, bytes]:
+    """All but TensorBoard's, which a thread of its own writes when it likes."""
+    found = (path for path in run.rglob("*") if path.is_file() and path.parent.name != "tensorboard")
+    return {path: path.read_bytes() for path in found}
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    config, run = ToyConfig(), tmp_path / "run"
+
+    def another() -> None:
+        before = files_of(run)
+        for resume in (True, False):
+            with pytest.raises(CheckpointError, match=f"run is in use by process {os.getpid()}"):
+                fit(Toy(config), run, resume=resume, progress=False)
+        assert files_of(run) == before
+
+    fit(Toy(config, {0: another, 6: another}), run, progress=False)
+    fit(Toy(config), tmp_path / "whole", progress=False)
+    assert_same_run(run, tmp_path / "whole")
+    assert not (run / "lock").exists()
+
+
+def test_the_lock_of_a_dead_process_blocks_nobody(tmp_path: Path) -> None:
+    config, run = ToyConfig(), tmp_path / "run"
+    run.mkdir()
+    (run / "lock").write_text("process 1")
+    fit(Toy(config), run, progress=False)
+    assert not (run / "lock").exists()
+
+
 def test_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     def twice() -> None:
         interrupt()
@@ -413,7 +457,7 @@ def test_a_parameter_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
 def test_the_run_folder_must_fit(tmp_path: Path) -> None:
     run, config = tmp_path / "run", ToyConfig()
     finished = fit(Toy(config), run, resume=True, progress=False)  # nothing to resume: from the start
-    with pytest.raises(CheckpointError, match=r"run is not empty \(it has best, checkpoints"):
+    with pytest.raises(CheckpointError, match=r"run is not empty \(it has best, checkpoints.*--resume"):
         fit(Toy(config), run, progress=False)
     with pytest.raises(CheckpointError, match=r"another configuration.*\(epochs: 3 -> 4, lr: 0\.01 -> 0\.02\)"):
         fit(Toy(override(config, epochs=4, lr=0.02)), run, resume=True, progress=False)

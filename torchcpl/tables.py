@@ -115,7 +115,8 @@ class Table:
             raise ValueError(f"{path}: expected rows with {columns[0].name}")
         for row in rows:
             for name in (name for column in columns[1:] for name in (column.name, f"{column.name}_std")):
-                if not isinstance(row.get(name), int | float | None):
+                value = row.get(name)
+                if value is not None and not (isinstance(value, int | float) and abs(value) < 2**63):
                     raise ValueError(f"{path}: {name}: expected a number, got {short(row[name])}")
             if not isinstance(row.get("rule"), str | None):
                 raise ValueError(f"{path}: rule: expected text, got {short(row['rule'])}")

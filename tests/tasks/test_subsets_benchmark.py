@@ -396,3 +396,13 @@ def test_findings_without_times(table: Table) -> None:
     said = BENCHMARK.findings(Table(table.title, table.columns, json.loads(json.dumps(rows))))
     assert any("pointer" in sentence for sentence in said)
     assert "None" not in " ".join(said)
+
+
+def test_a_file_that_changed_under_its_name_is_read_again(tmp_path: Path) -> None:
+    rng, labels = np.random.default_rng(0), np.arange(90) % 3
+    config = SubsetsConfig(
+        source=str(tmp_path / "x.npz"), max_classes=3, min_per_class=1, max_per_class=4, max_items=8, validation_bags=4
+    )
+    for scale in (1.0, 1000.0):
+        np.savez(tmp_path / "x.npz", features=scale * rng.normal(size=(90, 4)), labels=labels)
+        assert (BENCHMARK.make_task(config).features.train.abs().max() > 100) == (scale > 1)
