@@ -235,7 +235,8 @@ def main() -> None:
     peak, dense = memory["peak_mib"], memory["dense_W_mib"]
     print(f"peak memory with {memory['N']:,} candidates: {peak:.0f} MiB; W alone would be {dense} MiB")
     if options.out:
-        from torchcpl.results import run_info, write_json
+        from torchcpl.files import write_json
+        from torchcpl.provenance import run_info
 
         write_json(options.out, {**run_info(), "threads": torch.get_num_threads(), "rows": rows})
 

@@ -31,12 +31,13 @@ from bench.timing import CUDA, DEVICE, NAMES, Work, graphed, peak, timed
 from torchcpl import head as head_module
 from torchcpl.constraints import Rules
 from torchcpl.encoders import resnet
+from torchcpl.files import write_json
 from torchcpl.functional import pairs as plain_pairs
 from torchcpl.kernels import dispatch, greedy_triton, nll_check, nll_triton, use
-from torchcpl.results import run_info, write_json
+from torchcpl.provenance import run_info
 from torchcpl.tasks.paths import task as paths_task
 from torchcpl.tasks.paths.task import PathBatch, PathsConfig, PathsModel
-from torchcpl.tasks.subsets.data import Bags
+from torchcpl.tasks.subsets.bags import Bags
 from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel, SubsetsTask
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,8 +12,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from bench.claims import Row, find, ratio
+from torchcpl.files import read_json, write_atomic
 from torchcpl.plots.style import INK, PALETTE, STYLE, WIDTH, render
-from torchcpl.results import read_json, write_atomic
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"

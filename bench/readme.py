@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from torchcpl.results import read_json
+from torchcpl.files import read_json
 from torchcpl.tables import Column, Table
 from torchcpl.tasks.registry import TASKS
 

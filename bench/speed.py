@@ -27,10 +27,11 @@ import torchcpl as cpl
 from bench.claims import claims
 from bench.timing import CUDA, DEVICE, Row, Work, graphed, peak, row, sets_of, timed
 from torchcpl.constraints import Rules
+from torchcpl.files import write_json
 from torchcpl.kernels import dispatch, use
-from torchcpl.results import run_info, write_json
+from torchcpl.provenance import run_info
 from torchcpl.selectors import PointerHead
-from torchcpl.tasks.subsets.data import Bags
+from torchcpl.tasks.subsets.bags import Bags
 from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel
 
 SEED = 0

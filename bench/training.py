@@ -19,7 +19,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from torchcpl.config import add_arguments, from_args
-from torchcpl.results import run_info, write_json
+from torchcpl.files import write_json
+from torchcpl.provenance import run_info
 from torchcpl.tasks.registry import TASKS
 from torchcpl.tasks.runs import read_recipe, recipes
 from torchcpl.train import _Loop, fit

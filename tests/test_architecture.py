@@ -16,8 +16,8 @@ ROOT = Path(torchcpl.__file__).parent
 # fmt: off
 ROOMS = [
     "checks", "potentials", "interactions", "constraints", "functional", "kernels", "losses", "decoding",
-    "distribution", "head", "inference", "encoders", "metrics", "selectors", "config", "results", "train",
-    "tables", "plots", "report", "tasks", "cli", "__main__",
+    "distribution", "head", "inference", "files", "encoders", "metrics", "selectors", "config", "provenance",
+    "checkpoints", "train", "tables", "plots", "report", "tasks", "cli", "__main__",
 ]
 # fmt: on
 CORE = ROOMS[: ROOMS.index("inference") + 1]

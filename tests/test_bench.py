@@ -9,7 +9,8 @@ import pytest
 
 from bench import performance
 from bench.claims import claims, find, ratio
-from torchcpl.results import run_info, write_json
+from torchcpl.files import write_json
+from torchcpl.provenance import run_info
 
 
 def row(work: str, variant: str, ms: float, **more: Any) -> dict[str, Any]:

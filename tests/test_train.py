@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from torchcpl import train
+from torchcpl.checkpoints import read_history
 from torchcpl.config import TrainConfig, from_toml, option, override
-from torchcpl.results import read_history, read_json
+from torchcpl.files import read_json
 from torchcpl.train import (
     CheckpointError,
     NonFiniteLoss,

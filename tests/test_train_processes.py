@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from test_train import ROOT, Toy, ToyConfig, assert_same_run, plain_loop, weights_of
 
-from torchcpl.results import read_history
+from torchcpl.checkpoints import read_history
 from torchcpl.train import fit, load_checkpoint
 
 

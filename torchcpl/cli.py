@@ -19,7 +19,7 @@ import torch
 
 from torchcpl import __version__
 from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml
-from torchcpl.results import extra
+from torchcpl.files import extra
 from torchcpl.tables import Table
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.paths.benchmark import make_scenes

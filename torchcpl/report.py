@@ -9,8 +9,8 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, NamedTuple
 
+from torchcpl.files import write_atomic
 from torchcpl.plots import render, save
-from torchcpl.results import write_atomic
 from torchcpl.tables import Table
 
 if TYPE_CHECKING:

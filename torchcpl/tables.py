@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcpl.checks import short
-from torchcpl.results import extra, read_json, write_json
+from torchcpl.files import extra, read_json, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -86,7 +86,7 @@ class Table:
             row does not compete for the best value.
         published: rows of others, shown under ours of the same name.
         notes: said below the table.
-        info: what it takes to get the numbers again (`torchcpl.results.run_info`), written with them.
+        info: what it takes to get the numbers again (`torchcpl.provenance.run_info`), written with them.
     """
 
     title: str

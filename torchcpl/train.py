@@ -1,4 +1,4 @@
-"""One training loop for every task and every method, on Lightning Fabric; `torchcpl.results` says what a run leaves.
+"""One training loop for every task and method, on Lightning Fabric; `torchcpl.checkpoints` says what a run leaves.
 
 Between checkpoints a run is a function of its configuration and the step number: batches are drawn by number, the
 schedule is computed from it, and the checkpoint holds the rest (weights, average, optimiser, random state). So a
@@ -22,23 +22,21 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from torchcpl.config import TrainConfig
-from torchcpl.inference import WARM_UPS, Captured, leaves
-from torchcpl.results import (
+from torchcpl.checkpoints import (
     Checkpoint,
     CheckpointError,
-    extra,
     load_checkpoint,
     load_weights,
     locked,
-    named,
     open_run,
     prepare_run,
     read_training,
     sweep_checkpoints,
     write_checkpoint,
-    write_synced,
 )
+from torchcpl.config import TrainConfig
+from torchcpl.files import extra, named, write_synced
+from torchcpl.inference import WARM_UPS, Captured, leaves
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

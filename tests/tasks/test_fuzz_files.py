@@ -30,7 +30,8 @@ from torchcpl.tasks.paths.sampling import Roads
 from torchcpl.tasks.paths.scenes import generate, load_scenes, save_scenes, split_by_geography
 from torchcpl.tasks.paths.task import PathsConfig
 from torchcpl.tasks.registry import TASKS
-from torchcpl.tasks.subsets.data import BagProtocol, BagSampler, fixed_bags, load_source
+from torchcpl.tasks.subsets.bags import BagProtocol, BagSampler, fixed_bags
+from torchcpl.tasks.subsets.data import load_source
 
 COLUMNS = TASKS["subsets"].columns
 FUZZ = int(os.environ.get("TORCHCPL_FUZZ", "1"))

@@ -16,10 +16,10 @@ import pytest
 import safetensors.torch
 import torch
 
+from torchcpl.checkpoints import CheckpointError, read_history
 from torchcpl.cli import main
 from torchcpl.config import override
 from torchcpl.head import CPLHead
-from torchcpl.results import CheckpointError, read_history
 from torchcpl.tables import Table
 from torchcpl.tasks.runs import Run
 from torchcpl.tasks.subsets import figures

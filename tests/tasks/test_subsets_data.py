@@ -19,8 +19,9 @@ from scipy.stats import chisquare  # type: ignore[import-untyped]
 from torch import Tensor
 
 from torchcpl.encoders.resnet import load_resnet18, prepare, resnet18
-from torchcpl.tasks.subsets import data
-from torchcpl.tasks.subsets.data import BagProtocol, Bags, BagSampler, Features, fixed_bags, load_source, split_held_out
+from torchcpl.tasks.subsets import cifar, data
+from torchcpl.tasks.subsets.bags import BagProtocol, Bags, BagSampler, fixed_bags
+from torchcpl.tasks.subsets.data import Features, load_source, split_held_out
 
 # ------------------------------------------------------------------------------------------------- bags
 
@@ -437,7 +438,7 @@ def test_restricted_reader_agrees_with_pickle(tmp_path: Path, writer: str) -> No
     with path.open("rb") as file:
         plain = pickle.load(file, encoding="latin1")
     np.testing.assert_array_equal(plain["data"], content["train"]["data"])
-    images, labels = data._read_images(path, "fine_labels")
+    images, labels = cifar._read_images(path, "fine_labels")
     assert labels.tolist() == plain["fine_labels"]
     expected = plain["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     np.testing.assert_array_equal(images.numpy(), expected)
@@ -517,20 +518,6 @@ def test_cache_is_keyed_by_content(tmp_path: Path, weights: Path, monkeypatch: p
         np.savez(path, train=np.zeros((1, 512), np.float32), test=np.zeros((3, 512), np.float32))
     with pytest.raises(ValueError, match="not the features of cifar100; delete this file"):
         load(tmp_path / "a")
-
-
-def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "features.npz"
-    path.write_bytes(b"before")
-
-    def write(file: Any) -> None:
-        file.write(b"half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        data._write_atomically(path, write)
-    assert path.read_bytes() == b"before"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 class Call:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcpl.checks import describe, tracing
+from torchcpl.files import extra
 from torchcpl.kernels import dispatch
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -191,10 +192,8 @@ def _read_state(path: Path) -> dict[str, Tensor]:
     state: Any
     try:
         if path.suffix == ".safetensors":
-            try:
+            with extra():
                 from safetensors.torch import load_file
-            except ImportError as error:
-                raise ImportError("reading .safetensors needs: pip install 'torchcpl[tasks]'") from error
             state = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)

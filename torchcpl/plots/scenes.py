@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from torchcpl.files import extra
 from torchcpl.plots.style import FAINT, INK, STYLE, WIDTH, Array, new_figure, styled
-from torchcpl.results import extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

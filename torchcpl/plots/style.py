@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 from numpy.typing import NDArray
 
-from torchcpl.results import extra, write_atomic
+from torchcpl.files import extra, write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

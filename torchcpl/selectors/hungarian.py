@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchcpl.files import extra
 from torchcpl.selectors.threshold import Threshold
 
 
@@ -47,7 +48,8 @@ class Hungarian(Threshold):
 
 def assignment(cost: Tensor, real: Tensor) -> Tensor:
     """The candidate (B, T) that the cheapest assignment at ``cost`` (B, T, N) gives each real target, −1 elsewhere."""
-    from scipy.optimize import linear_sum_assignment
+    with extra():
+        from scipy.optimize import linear_sum_assignment
 
     counts = real.sum(-1).tolist()  # real targets come first
     most = max(counts, default=0)

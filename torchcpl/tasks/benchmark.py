@@ -19,10 +19,11 @@ import numpy as np
 import torch
 
 from torchcpl import plots
+from torchcpl.checkpoints import load_checkpoint, load_weights, read_info
 from torchcpl.checks import check_choice, check_count
 from torchcpl.config import TrainConfig, to_toml
+from torchcpl.provenance import run_info
 from torchcpl.report import Panel, save_panels, write_report
-from torchcpl.results import load_checkpoint, load_weights, read_info, run_info
 from torchcpl.tables import Column, Row, Table, summarise
 from torchcpl.tasks import timing
 from torchcpl.tasks.base import BenchmarkTask

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torchcpl.results import read_state
+from torchcpl.checkpoints import read_state
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.paths.benchmark import PathsBenchmark
 from torchcpl.tasks.subsets.benchmark import SubsetsBenchmark

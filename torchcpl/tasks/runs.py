@@ -11,9 +11,10 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from torchcpl.checkpoints import CheckpointError, open_run, read_history, read_state
 from torchcpl.checks import check_count
 from torchcpl.config import TrainConfig, from_toml, override
-from torchcpl.results import CheckpointError, extra, open_run, read_history, read_state
+from torchcpl.files import extra
 from torchcpl.train import Task, fit
 
 C = TypeVar("C", bound=TrainConfig)

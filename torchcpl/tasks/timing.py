@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcpl.inference import compile_for_inference
-from torchcpl.results import device_name
+from torchcpl.provenance import device_name
 from torchcpl.selectors import PointerHead
 from torchcpl.tables import Column
 from torchcpl.tasks.base import BenchmarkTask, SelectionModel

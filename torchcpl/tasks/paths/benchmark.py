@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from torchcpl.config import override
+from torchcpl.files import stamp, write_atomic
 from torchcpl.report import Panel
-from torchcpl.results import stamp, write_atomic
 from torchcpl.tables import Column, Row, Table
 from torchcpl.tasks.benchmark import Benchmark, against_pointer
 from torchcpl.tasks.paths import figures

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from torchcpl import plots
+from torchcpl.files import write_atomic
 from torchcpl.metrics import path_scores
 from torchcpl.report import Panel
-from torchcpl.results import write_atomic
 from torchcpl.tables import Row
 from torchcpl.tasks.figures import array, steps_of
 from torchcpl.tasks.paths.sampling import BACKGROUND, CELL, GRID, PALETTE, Image

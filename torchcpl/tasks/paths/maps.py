@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchcpl.checks import short
-from torchcpl.results import read_json
+from torchcpl.files import read_json
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from torchcpl.files import extra
 from torchcpl.tasks.paths.maps import Array, LaneGraph, along, arc_length, without_repeats
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -316,10 +317,8 @@ _SHIFT = 4
 
 def opencv() -> ModuleType:
     """OpenCV, imported when something is drawn: stored scenes need none."""
-    try:
+    with extra():
         import cv2
-    except ImportError as error:
-        raise ImportError("drawing scenes needs OpenCV: pip install 'torchcpl[tasks]'") from error
     return cv2
 
 

@@ -9,7 +9,7 @@ import io
 import math
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from torchcpl.results import read_npz, write_atomic
+from torchcpl.files import read_npz, track, write_atomic
 from torchcpl.tasks.paths.maps import FARTHEST, Array, LaneGraph
 from torchcpl.tasks.paths.sampling import (
     BACKGROUND,
@@ -97,12 +97,11 @@ def generate(
         poses=np.zeros((count, 3)),
         maps=tuple(graph.name for graph in maps),
     )
-    with _made(roads, count, seed, workers or os.cpu_count() or 1) as made, _progress(count, progress) as step:
-        for i, scene in enumerate(made):
+    with _made(roads, count, seed, workers or os.cpu_count() or 1) as made:
+        for i, scene in zip(track(range(count), "scenes", progress), made, strict=True):
             scenes.images[i], scenes.map_index[i], scenes.poses[i] = scene.image, scene.map_index, scene.pose
             for j, path in enumerate(scene.paths):
                 scenes.paths[i, j, : len(path)], scenes.lengths[i, j] = path, len(path)
-            step()
     return scenes
 
 
@@ -128,23 +127,6 @@ def _start_worker(roads: Sequence[Roads], seed: int) -> None:
 
 def _work(index: int) -> Scene:
     return sample_scene(*_worker, index)
-
-
-@contextmanager
-def _progress(total: int, shown: bool) -> Iterator[Callable[[], None]]:
-    """A progress bar to step, or nothing."""
-    if not shown:
-        yield lambda: None
-        return
-    try:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError as error:
-        raise ImportError("the progress bar needs: pip install 'torchcpl[tasks]'") from error
-
-    columns = TextColumn("scenes"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns) as bar:
-        task = bar.add_task("scenes", total=total)
-        yield lambda: bar.advance(task)
 
 
 def save_scenes(scenes: Scenes, path: str | Path) -> None:

@@ -8,15 +8,16 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from torchcpl.files import stamp
 from torchcpl.report import Panel
-from torchcpl.results import stamp
 from torchcpl.selectors import kmeans
 from torchcpl.tables import Column, Row, Table, summarise
 from torchcpl.tasks import timing
 from torchcpl.tasks.benchmark import Benchmark, against_pointer
 from torchcpl.tasks.runs import Run, here
 from torchcpl.tasks.subsets import figures
-from torchcpl.tasks.subsets.data import BagProtocol, Features, load_source
+from torchcpl.tasks.subsets.bags import BagProtocol
+from torchcpl.tasks.subsets.data import Features, load_source
 from torchcpl.tasks.subsets.task import COLUMNS, METHODS, REFERENCE, SubsetsConfig, SubsetsTask
 from torchcpl.train import device_of
 

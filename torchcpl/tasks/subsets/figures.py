@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from torchcpl import plots
+from torchcpl.files import extra
 from torchcpl.metrics import cluster_scores
 from torchcpl.report import Panel
-from torchcpl.results import extra
 from torchcpl.selectors import Stepwise
 from torchcpl.tables import Row
 from torchcpl.tasks.figures import array, steps_of
-from torchcpl.tasks.subsets.data import Bags, BagSampler, fixed_bags
+from torchcpl.tasks.subsets.bags import Bags, BagSampler, fixed_bags
 from torchcpl.tasks.subsets.task import METHODS, REFERENCE, SubsetsModel, SubsetsTask
 
 COLOURS = {name: plots.METHODS[method] for method, name in METHODS.items()} | {REFERENCE: plots.PALETTE[8]}

@@ -17,15 +17,8 @@ from torchcpl.potentials import Selection
 from torchcpl.selectors import Hungarian, Method, PointerHead, Stepwise, Threshold, kmeans
 from torchcpl.selectors.stepwise import STOP_RULES
 from torchcpl.tasks.base import SelectionModel
-from torchcpl.tasks.subsets.data import (
-    BagProtocol,
-    Bags,
-    BagSampler,
-    Features,
-    fixed_bags,
-    load_source,
-    split_held_out,
-)
+from torchcpl.tasks.subsets.bags import BagProtocol, Bags, BagSampler, fixed_bags
+from torchcpl.tasks.subsets.data import Features, load_source, split_held_out
 from torchcpl.train import device_of
 
 METHODS = {

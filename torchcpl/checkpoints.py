@@ -1,4 +1,4 @@
-"""Results are files: JSON with what it takes to get the numbers again, and the folder a training run leaves.
+"""The folder a training run leaves, and the checkpoints in it.
 
 A run is a folder::
 
@@ -19,22 +19,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import io
 import json
 import os
 import platform
-import shlex
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 if sys.platform != "win32":
@@ -42,6 +37,8 @@ if sys.platform != "win32":
 
 from torchcpl.checks import short
 from torchcpl.config import TrainConfig, parse_toml, read_toml, to_toml
+from torchcpl.files import extra, named, read_json, sync_folder, write_atomic, write_json, write_synced
+from torchcpl.provenance import run_info
 
 LOCK = "lock"
 
@@ -58,103 +55,12 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]
 
 
-@contextlib.contextmanager
-def extra() -> Iterator[None]:
-    """Around imports of packages that come with the extra: says how to get a missing one."""
-    try:
-        yield
-    except ImportError as error:
-        raise ImportError(f"{error.name} is missing: pip install 'torchcpl[tasks]'", name=error.name) from error
-
-
-def write_atomic(path: str | Path, data: bytes) -> None:
-    """Write a file such that, whatever happens, ``path`` holds its old contents or the new, never a part."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with named(path):
-            write_synced(temporary, data)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def write_synced(path: Path, data: bytes, mode: str = "wb") -> None:
-    """Write a file, or append to it with mode ``ab``, and wait until it is on the disk."""
-    with open(path, mode) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def named(path: Path) -> Iterator[None]:
-    """Around writes: the system does not say which file it was that the disk had no room for."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-
-
-def sync_folder(path: Path) -> None:
-    """Wait until a folder's entries (names made, moved or removed in it) are on the disk."""
-    if os.name == "nt":  # Windows opens no folders
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_json(path: str | Path, obj: Any) -> None:
-    """Write ``obj`` as indented JSON, atomically. NaN and infinities, which JSON has not, are refused."""
-    try:
-        text = json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be written as JSON: {error}") from None
-    write_atomic(path, (text + "\n").encode())
-
-
-def read_json(path: str | Path) -> Any:
-    """The contents of a JSON file; a ValueError that names the file where it is missing or is not JSON."""
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON: {error}") from None
-
-
 def read_info(run: str | Path) -> dict[str, Any]:
     """What `run_info` said when a run began."""
     path = Path(run) / "info.json"
     info: dict[str, Any] = read_json(path)
     check_json(info, {"device": str}, str(path))
     return info
-
-
-def read_npz(path: str | Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an ``.npz`` file, no pickles; a ValueError that names the file where it is not one."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive.items())
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no such file") from None
-    except Exception as error:  # numpy and zipfile have many errors for a foreign or damaged file
-        raise ValueError(f"{path}: not a readable .npz of plain arrays: {error or type(error).__name__}") from error
-
-
-def stamp(*paths: str | Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Another one as soon as a file, or a file in a folder, is another: for what is kept in memory of files."""
-    files = [file for path in map(Path, paths) for file in (sorted(path.glob("*")) if path.is_dir() else [path])]
-    found = [(file, file.stat()) for file in files if file.is_file()]
-    return tuple((str(file), status.st_ino, status.st_size, status.st_mtime_ns) for file, status in found)
 
 
 # What state.json and a line of history.jsonl hold: a type, alternatives, fields of an object, or {str: ...} for any.
@@ -202,25 +108,6 @@ def check_json(value: Any, kind: Any, where: str) -> None:
         raise CheckpointError(f"{where}: expected {words}, got {short(value)}")
     elif (type(value) is int and value < 0) or (type(value) in _NUMBER and not abs(value) < 2**63):
         raise CheckpointError(f"{where}: expected a number that makes sense, got {short(value)}")
-
-
-def run_info(*, seeds: Sequence[int] = (), device: torch.device | str | None = None) -> dict[str, Any]:
-    """What a number needs beside it: ``command``, ``commit``, ``dirty``, ``device``, ``versions``, ``seeds``.
-
-    ``commit`` is ``$TORCHCPL_COMMIT``, for a copy of the source without its history, or that of the checkout the
-    package runs from (None outside one), ``dirty`` whether its files differ from that. ``device`` is the one named,
-    else CUDA where there is one.
-    """
-    named = os.environ.get("TORCHCPL_COMMIT")
-    ours = not named and _git("ls-files", "--error-unmatch", Path(__file__).name)
-    return {
-        "command": _command(),
-        "commit": named or (_git("rev-parse", "HEAD") if ours else None),
-        "dirty": bool(_git("status", "--porcelain", "--", ".")) if ours else None,
-        "device": device_name(device),
-        "versions": _versions(),
-        "seeds": list(seeds),
-    }
 
 
 def load_checkpoint(run: str | Path, which: str = "best") -> Checkpoint:
@@ -452,42 +339,3 @@ def _contents(folder: Path, state: dict[str, Any], name: str) -> bytes:
     if hashlib.sha256(data).hexdigest() != noted["sha256"]:
         raise CheckpointError(f"{path}: damaged or foreign, its sha256 is not that of the file that was written")
     return data
-
-
-def device_name(device: torch.device | str | None = None) -> str:
-    """The device in words, e.g. ``NVIDIA H200`` or a CPU's model and number of threads."""
-    kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if kind.type == "cuda":
-        return torch.cuda.get_device_name(kind)
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    threads = torch.get_num_threads()
-    return f"{model or platform.processor() or platform.machine()}, {threads} thread{'s' if threads > 1 else ''}"
-
-
-def _command() -> str:
-    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of a module that was run by its name
-    name = f"python -m {spec.name.removesuffix('.__main__')}" if spec else Path(sys.argv[0]).name
-    return f"{name} {shlex.join(sys.argv[1:])}".strip()
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in ("torchcpl", "torch", "numpy", "triton"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    # The distribution's metadata leaves out the build (+cpu, +cu126).
-    return versions | {"torch": str(torch.__version__)}
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), *arguments], capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

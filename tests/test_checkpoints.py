@@ -1,0 +1,95 @@
+"""Checkpoints that were copied, damaged or swapped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_train import Toy, ToyConfig, assert_same_run, interrupt
+
+from torchcpl.checkpoints import CheckpointError, load_checkpoint, load_weights
+from torchcpl.train import fit
+
+
+def test_load_weights_must_fit() -> None:
+    model = torch.nn.Linear(3, 2)
+    weights = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
+    load_weights(model, weights, "here")
+    assert bool((model.weight == 1).all())
+    cases = [
+        (
+            {**weights, "weight": torch.ones(3, 2)},
+            r"here does not fit the model: weight is \(3, 2\), expected \(2, 3\)",
+        ),
+        ({"weight": torch.ones(2, 3)}, r"bias is missing, expected \(2,\)"),
+        ({**weights, "extra": torch.ones(1)}, r"extra is \(1,\), expected none"),
+        ({f"layer{i}": torch.ones(1) for i in range(9)}, r"and 8 more"),
+    ]
+    for wrong, message in cases:
+        with pytest.raises(CheckpointError, match=message):
+            load_weights(model, wrong, "here")
+
+
+def test_a_copy_of_a_run(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit(Toy(ToyConfig(), {6: interrupt}), tmp_path / "run", progress=False)
+    fit(Toy(ToyConfig()), tmp_path / "whole", progress=False)
+    shutil.copytree(tmp_path / "run", tmp_path / "linked", symlinks=True)
+    shutil.copytree(tmp_path / "run", tmp_path / "flat")
+    fit(Toy(ToyConfig()), tmp_path / "linked", resume=True, progress=False)
+    assert_same_run(tmp_path / "linked", tmp_path / "whole")
+    assert load_checkpoint(tmp_path / "flat", "last").state["step"] == 7
+    with pytest.raises(CheckpointError, match="last is no link"):
+        fit(Toy(ToyConfig()), tmp_path / "flat", resume=True, progress=False)
+
+
+def test_damaged_and_foreign_checkpoints(tmp_path: Path) -> None:
+    source, run = tmp_path / "source", tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        fit(Toy(ToyConfig(), {9: interrupt}), source, progress=False)
+    shutil.copytree(source, run, symlinks=True)
+
+    def refused(name: str, spoil: Callable[[Path], object], message: str) -> None:
+        path = run / "last" / name
+        whole = path.read_bytes()
+        spoil(path)
+        with pytest.raises(CheckpointError, match=message) as error:
+            fit(Toy(ToyConfig()), run, resume=True, progress=False)
+        assert str(path) in str(error.value)
+        path.write_bytes(whole)
+
+    def cut(path: Path) -> None:
+        path.write_bytes(path.read_bytes()[:-5])
+
+    def flip(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(bytes(data))
+
+    for name in ("model.safetensors", "optimizer.pt", "config.toml"):
+        refused(name, cut, "truncated or foreign")
+        refused(name, flip, "damaged or foreign")
+        refused(name, lambda path: path.write_bytes(b""), "truncated or foreign, 0 bytes")
+        refused(name, lambda path: path.write_bytes(os.urandom(3000)), "truncated or foreign")
+        refused(name, Path.unlink, "missing")
+    other = {name: torch.zeros(7) for name in load_file(run / "last" / "model.safetensors")}
+    refused("model.safetensors", lambda path: save_file(other, path), "truncated or foreign")
+    refused("state.json", cut, "not JSON")
+    refused("state.json", lambda path: path.write_text("[1]"), "expected an object")
+    refused("state.json", lambda path: path.write_text('{"files": {}}'), "finished is missing")
+    refused("state.json", Path.unlink, "cannot be read")
+    # With all files back, and all of it unharmed, the run goes on.
+    fit(Toy(ToyConfig()), run, resume=True, progress=False)
+
+    with pytest.raises(CheckpointError, match="nowhere is no run"):
+        load_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="which = 'first': expected 'best' or 'last'"):
+        load_checkpoint(run, "first")
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(CheckpointError, match="its link leads nowhere"):
+        load_checkpoint(run)

@@ -1,0 +1,115 @@
+"""Files: written whole or not at all, read with errors that name them; packages that may be missing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def extra(name: str = "tasks") -> Iterator[None]:
+    """Around imports of packages that come with the extra ``name``: says how to get a missing one."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{error.name} is missing: pip install 'torchcpl[{name}]'", name=error.name) from error
+
+
+def write_atomic(path: str | Path, data: bytes) -> None:
+    """Write a file such that, whatever happens, ``path`` holds its old contents or the new, never a part."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with named(path):
+            write_synced(temporary, data)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_synced(path: Path, data: bytes, mode: str = "wb") -> None:
+    """Write a file, or append to it with mode ``ab``, and wait until it is on the disk."""
+    with open(path, mode) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Around writes: the system does not say which file it was that the disk had no room for."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until a folder's entries (names made, moved or removed in it) are on the disk."""
+    if os.name == "nt":  # Windows opens no folders
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: str | Path, obj: Any) -> None:
+    """Write ``obj`` as indented JSON, atomically. NaN and infinities, which JSON has not, are refused."""
+    try:
+        text = json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be written as JSON: {error}") from None
+    write_atomic(path, (text + "\n").encode())
+
+
+def read_json(path: str | Path) -> Any:
+    """The contents of a JSON file; a ValueError that names the file where it is missing or is not JSON."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON: {error}") from None
+
+
+def read_npz(path: str | Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an ``.npz`` file, no pickles; a ValueError that names the file where it is not one."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive.items())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: no such file") from None
+    except Exception as error:  # numpy and zipfile have many errors for a foreign or damaged file
+        raise ValueError(f"{path}: not a readable .npz of plain arrays: {error or type(error).__name__}") from error
+
+
+def stamp(*paths: str | Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Another one as soon as a file, or a file in a folder, is another: for what is kept in memory of files."""
+    files = [file for path in map(Path, paths) for file in (sorted(path.glob("*")) if path.is_dir() else [path])]
+    found = [(file, file.stat()) for file in files if file.is_file()]
+    return tuple((str(file), status.st_ino, status.st_size, status.st_mtime_ns) for file, status in found)
+
+
+def track(items: Sequence[T], title: str, shown: bool = True) -> Iterable[T]:
+    """The items, with a progress bar where it is ``shown``."""
+    if not shown:
+        return items
+    with extra():
+        from rich.progress import track
+    return track(items, title)

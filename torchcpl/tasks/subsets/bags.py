@@ -1,0 +1,161 @@
+"""Bags of labelled features, drawn on any device in a fixed number of tensor operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchcpl.checks import check_count, check_tensor
+
+
+@dataclass(frozen=True)
+class BagProtocol:
+    """How a bag is drawn; the defaults are the paper's.
+
+    k ~ U{min_classes … max_classes} classes without replacement, n_c ~ U{min_per_class … max_per_class}
+    members of each without replacement (all of them where a class has fewer), and of these at most
+    ``max_items``, a random subset.
+    """
+
+    min_classes: int = 3
+    max_classes: int = 10
+    min_per_class: int = 12
+    max_per_class: int = 40
+    max_items: int = 160
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_count(field.name, getattr(self, field.name), 1)
+        for low, high in (("min_classes", "max_classes"), ("min_per_class", "max_per_class")):
+            if getattr(self, low) > getattr(self, high):
+                raise ValueError(f"{low}: expected at most {high} = {getattr(self, high)}, got {getattr(self, low)}")
+
+
+@dataclass(frozen=True, eq=False)
+class Bags:
+    """A batch of bags. Elements come in random order, padding last; N = max_items, K = max_classes.
+
+    Attributes:
+        features: (B, N, d), zero in padding.
+        mask: (B, N) bool, True for an element.
+        labels: (B, N) long, the class of each element, −1 in padding.
+        target: (B, K) long, one random element of each class present, −1 after the last.
+        rows: (B, N) long, the element's row in the sampler's features, −1 in padding.
+    """
+
+    features: Tensor
+    mask: Tensor
+    labels: Tensor
+    target: Tensor
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return self.mask.shape[0]
+
+    def to(self, device: str | torch.device) -> Bags:
+        return Bags(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+    def split(self, size: int) -> Iterator[Bags]:
+        """Consecutive batches of at most ``size`` bags."""
+        check_count("size", size, 1)
+        for start in range(0, len(self), size):
+            yield Bags(*(getattr(self, field.name)[start : start + size] for field in fields(self)))
+
+
+class BagSampler:
+    """Draws bags from a labelled feature matrix, on its device, in a fixed number of tensor operations.
+
+    A draw takes memory for B · max_classes · (size of the largest class) random numbers beside the bags.
+
+    Args:
+        features: (M, d) float.
+        labels: (M,) long, at least 0; any values, not necessarily consecutive.
+        protocol: how to draw. With fewer classes than ``max_classes``, k is at most their number.
+    """
+
+    def __init__(self, features: Tensor, labels: Tensor, protocol: BagProtocol | None = None) -> None:
+        self.protocol = protocol = BagProtocol() if protocol is None else protocol
+        check_tensor("features", features, ("M", "d"), "float")
+        check_tensor("labels", labels, (features.shape[0],), "long", like=features)
+        if len(labels) and labels.min() < 0:
+            raise ValueError(f"labels: expected values of at least 0, got {int(labels.min())}")
+        counts = torch.unique(labels, return_counts=True)[1]
+        if len(counts) < protocol.min_classes:
+            raise ValueError(
+                f"labels: expected at least min_classes = {protocol.min_classes} classes, got {len(counts)}"
+            )
+        self.features, self.labels = features, labels
+        self._by_class = labels.argsort(stable=True)  # rows, class after class
+        self._counts, self._starts = counts, counts.cumsum(0) - counts
+        self._largest = int(counts.max())
+
+    def sample(self, batch_size: int, generator: torch.Generator) -> Bags:
+        """Fresh bags: a pure function of the state of the generator, which lives on the features' device."""
+        check_count("batch_size", batch_size, 1)
+        if generator.device.type != self.features.device.type:
+            raise ValueError(f"generator: expected one on {self.features.device}, got one on {generator.device}")
+        tables = self._by_class, self._counts, self._starts
+        return self._gather(*self._draw(batch_size, generator, *tables))
+
+    def _gather(self, rows: Tensor, target: Tensor) -> Bags:
+        mask = rows >= 0
+        at = rows.clamp(min=0)
+        features = self.features[at].masked_fill_(~mask[..., None], 0)  # (B, N, d)
+        return Bags(features, mask, self.labels[at].masked_fill_(~mask, -1), target, rows)
+
+    def _draw(
+        self, B: int, generator: torch.Generator, by_class: Tensor, counts: Tensor, starts: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Rows (B, N) and target (B, max_classes), both −1 padded, on the device of the tables.
+
+        Sorting random keys is drawing without replacement; a key of −1 keeps what is no candidate out.
+        """
+        p, device = self.protocol, by_class.device
+        K = min(p.max_classes, len(counts))
+        L = min(p.max_per_class, self._largest)
+
+        def keys(*shape: int) -> Tensor:
+            return torch.rand(shape, generator=generator, device=device)
+
+        def whole(low: int, high: int, *shape: int) -> Tensor:
+            return torch.randint(low, high + 1, shape, generator=generator, device=device)
+
+        classes = keys(B, len(counts)).topk(K).indices  # (B, K)
+        sizes = torch.minimum(whole(p.min_per_class, p.max_per_class, B, K), counts[classes])
+        sizes = sizes * (torch.arange(K, device=device) < whole(p.min_classes, K, B, 1))  # unused slots: 0
+
+        outside = torch.arange(self._largest, device=device) >= counts[classes][..., None]
+        offsets = keys(B, K, self._largest).masked_fill_(outside, -1).topk(L).indices  # (B, K, L)
+        unused = (torch.arange(L, device=device) >= sizes[..., None]).flatten(1)  # (B, K·L)
+
+        # The shuffle that cuts the bag to size also hides which class an element was drawn for.
+        N = min(p.max_items, K * L)
+        kept = keys(B, K * L).masked_fill_(unused, -1).topk(N)
+        padding = kept.values < 0  # (B, N), a tail: keys come in descending order
+        slot = (kept.indices // L).masked_fill_(padding, -1)
+        places = (starts[classes][..., None] + offsets).flatten(1).gather(1, kept.indices)
+        rows = by_class[places.masked_fill_(padding, 0)].masked_fill_(padding, -1)
+
+        # Fresh keys, so that a target's position in the bag says nothing about its being the target.
+        same = slot[:, None, :] == torch.arange(K, device=device)[:, None]  # (B, K, N)
+        best = keys(B, 1, N).expand(B, K, N).masked_fill(~same, -1).max(2)
+        target = best.indices.masked_fill_(best.values < 0, -1)  # (B, K), a cut may have emptied a class
+        first = (target < 0).long().argsort(dim=1, stable=True)
+        return (
+            F.pad(rows, (0, p.max_items - N), value=-1),
+            F.pad(target.gather(1, first), (0, p.max_classes - K), value=-1),
+        )
+
+
+def fixed_bags(sampler: BagSampler, count: int, seed: int) -> Bags:
+    """``count`` bags that depend on ``seed`` alone: drawn on the CPU, so alike on every device."""
+    check_count("count", count, 1)
+    generator = torch.Generator().manual_seed(seed)
+    tables = (sampler._by_class.cpu(), sampler._counts.cpu(), sampler._starts.cpu())
+    rows, target = sampler._draw(count, generator, *tables)
+    device = sampler.features.device
+    return sampler._gather(rows.to(device), target.to(device))
