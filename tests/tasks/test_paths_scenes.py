@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchcpl.tasks.paths import sampling
-from torchcpl.tasks.paths.maps import Lane, LaneGraph, Line, load_map, load_maps, save_map
+from torchcpl.tasks.paths.lanes import Lane, LaneGraph, Line
+from torchcpl.tasks.paths.maps import load_map, load_maps, save_map
 from torchcpl.tasks.paths.procedural import procedural_map
 from torchcpl.tasks.paths.sampling import PALETTE, STEP, Roads, distinct, enumerate_paths, sample_scene
 from torchcpl.tasks.paths.scenes import (

@@ -17,20 +17,7 @@ from typing import Any
 import numpy as np
 
 from torchcpl.checks import short
-from torchcpl.tasks.paths.maps import (
-    Array,
-    Lane,
-    LaneGraph,
-    Line,
-    every,
-    field,
-    name_of,
-    names,
-    objects,
-    points,
-    table,
-    without_repeats,
-)
+from torchcpl.tasks.paths.lanes import Array, Lane, LaneGraph, Line, every, get, points, without_repeats
 
 TURN = {"L": 1.0, "S": 0.0, "R": -1.0}
 
@@ -42,45 +29,45 @@ def read_nuscenes(data: Mapping[str, Any], name: str, spacing: float = 1.0) -> L
     lanes the file does not hold is left out: the official singapore-onenorth has eight such targets. A drawn
     layer the file lacks (dividers, drivable areas) draws nothing.
     """
-    table(data, "lane", list)
+    get(data, "lane", "", list)
     read = _Tables(data)
-    arclines, connectivity = table(data, "arcline_path_3", dict), table(data, "connectivity", dict)
+    arclines, connectivity = get(data, "arcline_path_3", "", dict), get(data, "connectivity", "", dict)
     kinds = {"lane": read.rows("lane"), "connector": read.rows("lane_connector")}
     tokens = {token for rows in kinds.values() for token in rows}
     lanes: dict[str, Lane] = {}
     for kind, rows in kinds.items():
         for token, record in rows.items():
             where = f"lane {token!r}"
-            links = field(field(connectivity, token, f"{where}: connectivity"), "outgoing", where)
+            onward = get(get(connectivity, token, f"{where}: connectivity"), "outgoing", where, [str])
             lanes[token] = Lane(
                 kind=kind,
-                centerline=_centerline(field(arclines, token, f"{where}: arcline_path_3"), where, spacing),
-                polygon=read.polygon(field(record, "polygon_token", where), where)[0] if kind == "lane" else None,
-                successors=tuple(t for t in names(links, f"{where}: field 'outgoing'") if t in tokens),
+                centerline=_centerline(get(arclines, token, f"{where}: arcline_path_3"), where, spacing),
+                polygon=read.polygon(get(record, "polygon_token", where, str), where)[0] if kind == "lane" else None,
+                successors=tuple(t for t in onward if t in tokens),
             )
     lines = []
     for layer in ("road_divider", "lane_divider"):
         for token, record in read.rows(layer).items():
             where = f"{layer} {token!r}"
-            line = read.row("line", field(record, "line_token", where), where)
-            if len(names(field(line, "node_tokens", where), where)) >= 2:  # one node draws nothing
+            line = read.row("line", get(record, "line_token", where, str), where)
+            if len(get(line, "node_tokens", where, [str])) >= 2:  # one node draws nothing
                 kind = layer if layer == "road_divider" else _divider_kind(record, where)
                 lines.append(Line(kind, read.nodes(line, "node_tokens", where, 2)))
     areas = [
         read.polygon(key, f"drivable_area {token!r}")
         for token, record in read.rows("drivable_area").items()
-        for key in names(field(record, "polygon_tokens", f"drivable_area {token!r}"), f"drivable_area {token!r}")
+        for key in get(record, "polygon_tokens", f"drivable_area {token!r}", [str])
     ]
     return LaneGraph(name, lanes, tuple(lines), tuple(areas))
 
 
 def discretize(record: object, where: str, spacing: float = 1.0) -> Array:
     """Points of one ``arcline_path_3`` record, exactly on its arcs, (P, 2); segment ends are among them."""
-    shape = field(record, "shape", where)
-    lengths = _numbers(field(record, "segment_length", where), f"{where}: field 'segment_length'", None)
-    x, y, yaw = _numbers(field(record, "start_pose", where), f"{where}: field 'start_pose'", 3)
-    (radius,) = _numbers([field(record, "radius", where)], f"{where}: field 'radius'", 1)
-    if not isinstance(shape, str) or len(shape) != len(lengths) or set(shape) - set(TURN):
+    shape = get(record, "shape", where, str)
+    lengths = _numbers(get(record, "segment_length", where), f"{where}: field 'segment_length'", None)
+    x, y, yaw = _numbers(get(record, "start_pose", where), f"{where}: field 'start_pose'", 3)
+    (radius,) = _numbers([get(record, "radius", where)], f"{where}: field 'radius'", 1)
+    if len(shape) != len(lengths) or set(shape) - set(TURN):
         raise ValueError(
             f"{where}: field 'shape': expected one letter of L, S, R for each of the {len(lengths)} segment "
             f"lengths, got {short(shape)}"
@@ -110,7 +97,7 @@ def _centerline(records: object, where: str, spacing: float) -> Array:
 
 def _divider_kind(record: Mapping[str, Any], where: str) -> str:
     """Solid when more of the divider's typed segments are solid than dashed."""
-    segments = objects(record.get("lane_divider_segments", []), f"{where}: field 'lane_divider_segments'")
+    segments = get({"lane_divider_segments": [], **record}, "lane_divider_segments", where, [dict])
     types = [str(segment.get("segment_type")) for segment in segments]
     solid = sum("SOLID" in t for t in types) > sum("DASHED" in t for t in types)
     return "lane_divider_solid" if solid else "lane_divider"
@@ -135,24 +122,22 @@ class _Tables:
 
     def rows(self, key: str) -> dict[str, Any]:
         if key not in self.cache:
-            given = table(self.data, key, list) if key in self.data else []
-            self.cache[key] = {name_of(field(r, "token", f"{key} {i}"), f"{key} {i}"): r for i, r in enumerate(given)}
+            given = get({key: [], **self.data}, key, "", list)
+            self.cache[key] = {get(record, "token", f"{key} {i}", str): record for i, record in enumerate(given)}
         return self.cache[key]
 
-    def row(self, key: str, token: object, where: str) -> Any:
-        if name_of(token, where) not in self.rows(key):
+    def row(self, key: str, token: str, where: str) -> Any:
+        if token not in self.rows(key):
             raise ValueError(f"{where}: no {key} {token!r} in the map")
-        return self.rows(key)[name_of(token, where)]
+        return self.rows(key)[token]
 
     def nodes(self, record: object, key: str, where: str, minimum: int) -> Array:
-        tokens = names(field(record, key, where), f"{where}: field {key!r}")
-        rows = [(token, self.row("node", token, f"{where}: field {key!r}")) for token in tokens]
-        corners = [[field(node, axis, f"node {token!r}") for axis in "xy"] for token, node in rows]
-        return points(corners, f"{where}: field {key!r}", minimum)
+        at = f"{where}: field {key!r}"
+        rows = [(token, self.row("node", token, at)) for token in get(record, key, where, [str])]
+        return points([[get(node, axis, f"node {token!r}") for axis in "xy"] for token, node in rows], at, minimum)
 
-    def polygon(self, token: object, where: str) -> tuple[Array, ...]:
-        where = f"{where}: polygon {short(token)}"
+    def polygon(self, token: str, where: str) -> tuple[Array, ...]:
+        where = f"{where}: polygon {token!r}"
         record = self.row("polygon", token, where)
-        holes = objects(field(record, "holes", where), f"{where}: field 'holes'")
-        rings = [self.nodes(hole, "node_tokens", f"{where}: hole", 3) for hole in holes]
-        return (self.nodes(record, "exterior_node_tokens", where, 3), *rings)
+        holes = [self.nodes(hole, "node_tokens", f"{where}: hole", 3) for hole in get(record, "holes", where, [dict])]
+        return (self.nodes(record, "exterior_node_tokens", where, 3), *holes)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from torchcpl.tasks.paths.maps import Array, Lane, LaneGraph, Line, every
+from torchcpl.tasks.paths.lanes import Array, Lane, LaneGraph, Line, every
 
 WIDTH = 3.5  # m, of a lane
 ARM = 87.0  # m of road to and from a junction; less than the 88 m a scene looks ahead

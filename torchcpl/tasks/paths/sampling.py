@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchcpl.files import extra
-from torchcpl.tasks.paths.maps import Array, LaneGraph, along, arc_length, without_repeats
+from torchcpl.tasks.paths.lanes import Array, LaneGraph, along, arc_length, without_repeats
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Image: TypeAlias = npt.NDArray[np.uint8]

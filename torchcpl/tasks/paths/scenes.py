@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torchcpl.files import read_npz, track, write_atomic
-from torchcpl.tasks.paths.maps import FARTHEST, Array, LaneGraph
+from torchcpl.tasks.paths.lanes import FARTHEST, Array, LaneGraph
 from torchcpl.tasks.paths.sampling import (
     BACKGROUND,
     BEHIND,
