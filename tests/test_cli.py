@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import torchcpl
 from torchcpl.cli import main
+from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsTask
 
 TINY = [
     "--epochs",
@@ -173,6 +175,67 @@ def test_more_classes_or_members_than_there_are(tmp_path: Path, capsys: pytest.C
         said = refused(["train", "subsets", "--run", str(tmp_path / "run"), *TINY, option, "3000"], capsys)
         assert f"{option[2:].replace('-', '_')}: expected at most {most}" in said
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "table", "bench", "toy"])
+def test_json_is_all_that_is_printed(verb: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "out.json")]
+    arguments = {
+        "evaluate": ["evaluate", str(runs / "cpl-s0")],
+        "table": ["table", "subsets", str(runs / "cpl-s0"), *out],
+        "bench": [
+            "bench",
+            "subsets",
+            str(runs / "cpl-s0"),
+            "--batches",
+            "1",
+            "--repeats",
+            "1",
+            "--examples",
+            "1",
+            *out,
+        ],
+        "toy": ["toy"],
+    }
+    capsys.readouterr()
+    assert main([*arguments[verb], "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["rows"]
+    if verb in ("table", "bench"):
+        assert printed == json.loads((tmp_path / "out.json").read_text())
+
+
+def test_bench_offers_no_training_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "subsets", "--help"])
+    said = capsys.readouterr().out
+    assert "--epochs" not in said
+    assert "--lr" not in said
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_cpu_trains_the_small_recipe_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen: list[SubsetsConfig] = []
+
+    def stop(task: SubsetsTask, *_: object, **__: object) -> None:
+        chosen.append(task.config)
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torchcpl.cli.fit", stop)
+    assert main(["train", "subsets", "--method", "cpl", "--source", "digits"]) == 130
+    assert "--recipe demo" in capsys.readouterr().err
+    assert main(["train", "subsets", "--epochs", "7"]) == 130
+    assert [config.dim for config in chosen] == [64, 512]
+
+
+def test_the_module_runs() -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(torchcpl.__file__).parents[1])}
+    command = [sys.executable, "-m", "torchcpl.cli", "--version"]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert said.startswith(f"torchcpl {torchcpl.__version__}, torch {torch.__version__}, ")
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -216,11 +216,15 @@ def test_learning_rate() -> None:
     assert learning_rate(TrainConfig(lr=1.0, warmup=1.0), 9, 10) == 1.0
 
 
-def test_a_run_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_and_its_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "some-run"
     config = ToyConfig(epochs=5, validate_every=2)
+    monkeypatch.setenv("TTY_INTERACTIVE", "1")
     state = fit(Toy(config), run)
-    shown = capsys.readouterr().out
+    out, shown = capsys.readouterr()
+    assert not out
     assert all(word in shown for word in ("some-run", "5/5", "loss", "error", "steps/s"))
     names = {"config.toml", "info.json", "history.jsonl", "tensorboard", "checkpoints", "best", "last"}
     assert {path.name for path in run.iterdir()} == names

@@ -20,6 +20,7 @@ import torch
 from torchcpl import __version__
 from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml
 from torchcpl.files import extra
+from torchcpl.provenance import device_name
 from torchcpl.tables import Table
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.paths.benchmark import make_scenes
@@ -27,11 +28,13 @@ from torchcpl.tasks.paths.task import SPLITS, PathsConfig
 from torchcpl.tasks.registry import TASKS, benchmark_of
 from torchcpl.tasks.runs import complete, plan, read_recipe, recipes
 from torchcpl.tasks.timing import PRECISIONS
-from torchcpl.train import NonFiniteLoss, fit
+from torchcpl.tasks.toy import toy_table
+from torchcpl.train import NonFiniteLoss, device_of, fit
 
 EXPECTED = (ValueError, NonFiniteLoss, ImportError, OSError)  # what a user can cause; anything else is a bug of ours
 LARGE = ("validation_bags", "scenes", "max_items", "dim", "ffn", "hidden")  # options that take memory
 DEMO = "subsets"  # the task of `torchcpl demo`
+SMALL = "demo"  # the recipe that a CPU trains in minutes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,7 +127,7 @@ def bench(options: argparse.Namespace) -> None:
         configs = list(plan(base, options.methods or tuple(benchmark.names), [base.seed], ".").values())
     results = benchmark.bench(
         options.runs, configs, batches=options.batches, repeats=options.repeats, examples=options.examples,
-        precision=options.arithmetic,
+        precision=options.rounded,
     )  # fmt: skip
     _show(results, options.out or Path("runs") / f"{options.task}-bench.json", options)
 
@@ -136,9 +139,14 @@ def report(options: argparse.Namespace) -> None:
 
 def demo(options: argparse.Namespace) -> None:
     out = options.out or Path("runs") / ("demo" if options.task == DEMO else f"demo-{options.task}")
-    results, page = TASKS[options.task].demo(out, _say)
+    say = _note if options.json else _say
+    results, page = TASKS[options.task].demo(out, say)
     _show(results, None, options)
-    _say(f"Table:  {out / 'table.json'}\nReport: {page}  (open it in a browser)")
+    say(f"Table: {out / 'table.json'}\nReport: {page}  (open it in a browser)")
+
+
+def toy(options: argparse.Namespace) -> None:
+    _show(toy_table(), None, options)
 
 
 def scenes(options: argparse.Namespace) -> None:
@@ -163,16 +171,24 @@ def _parser() -> argparse.ArgumentParser:
         prog="torchcpl",
         description="Contextual Plackett–Luce: train, evaluate and compare selection models.",
         epilog="examples:\n"
+        "  torchcpl toy                                   the paper's example of five items, in seconds\n"
         "  torchcpl demo                                  everything, in a few minutes on a CPU\n"
         "  torchcpl demo paths                            the same for paths through road scenes\n"
         "  torchcpl train subsets --method cpl            train one model\n"
         "  torchcpl evaluate runs/subsets-cpl-s0          what it reached\n"
         "  torchcpl table subsets --train --seeds 0 1 2   all methods, trained where missing\n\n"
-        "torchcpl VERB --help and torchcpl VERB TASK --help say more.",
+        "torchcpl VERB --help and torchcpl VERB TASK --help say more.\n\n"
+        "exit status: 0 done; 2 an error, said in one line on stderr; 130 stopped by Ctrl-C or SIGTERM, with which a\n"
+        "training run saves before it ends.",
     )
-    parser.add_argument("--version", action="version", version=f"torchcpl {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the versions and the device, and exit")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for add in (_add_train, _add_evaluate, _add_table, _add_bench, _add_report, _add_demo, _add_toy, _add_scenes):
+        add(verbs)
+    return parser
 
+
+def _add_train(verbs: Any) -> None:
     for name, benchmark, sub in _verb(verbs, "train", train, "train a model, in a folder of its own"):
         sub.epilog = (
             f"examples:\n  torchcpl train {name} --method {tuple(benchmark.names)[-1]} --epochs 20 --lr 1e-3\n"
@@ -183,11 +199,16 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--resume", action="store_true", help="go on with the run if it was begun")
         _add_config(sub, benchmark)
 
+
+def _add_evaluate(verbs: Any) -> None:
     said = "Evaluate a run's best checkpoint on the reported data; writes RUN/evaluation.json."
     sub = verbs.add_parser("evaluate", help="what a run reached", description=said)
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
+    _add_output(sub, out=False)
     _finish(sub, evaluate)
 
+
+def _add_table(verbs: Any) -> None:
     for name, benchmark, sub in _verb(verbs, "table", table, "compare all methods"):
         sub.epilog = (
             f"examples:\n  torchcpl table {name} runs/a runs/b runs/c --out results/table.json\n"
@@ -206,6 +227,8 @@ def _parser() -> argparse.ArgumentParser:
         _add_output(sub)
         _add_config(sub, benchmark)
 
+
+def _add_bench(verbs: Any) -> None:
     for name, benchmark, sub in _verb(verbs, "bench", bench, "time predictions"):
         sub.epilog = (
             f"examples:\n  torchcpl bench {name} runs/{name}-cpl-s0 --batches 1 64\n"
@@ -217,22 +240,36 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--repeats", type=int, default=10, help="rounds behind mean ± std (default: 10)")
         sub.add_argument("--examples", type=int, default=100, help="predictions a round at batch 1 (default: 100)")
         said = "of the predictions; less than 32 bits: also how many are the same as in 32-true (default: 32-true)"
-        sub.add_argument("--arithmetic", choices=tuple(PRECISIONS), default="32-true", help=said)
+        sub.add_argument("--precision", dest="rounded", choices=tuple(PRECISIONS), default="32-true", help=said)
         _add_output(sub)
-        _add_config(sub, benchmark)
+        _add_config(sub, benchmark, "without RUN: the models", ("source", "device"))
 
+
+def _add_report(verbs: Any) -> None:
     for name, _, sub in _verb(verbs, "report", report, "figures and an HTML page of some runs"):
         sub.epilog = f"example:\n  torchcpl report {name} runs/{name}-cpl-s0 runs/{name}-pointer-s0 --out runs/report"
         sub.add_argument("runs", nargs="+", type=Path, metavar="RUN")
         sub.add_argument("--out", type=Path, default=Path("runs/report"), help="folder (default: runs/report)")
 
+
+def _add_demo(verbs: Any) -> None:
     said = "Train all methods on small embedded data, compare them, write a table and a report."
     sub = verbs.add_parser("demo", help="train and compare all methods in a few minutes", description=said)
     sub.add_argument("task", nargs="?", choices=tuple(TASKS), default=DEMO, help=f"default: {DEMO}")
     folders = ", ".join(f"runs/demo-{task}" for task in TASKS if task != DEMO)
     sub.add_argument("--out", type=Path, help=f"folder (default: runs/demo, {folders})")
+    _add_output(sub, out=False)
     _finish(sub, demo)
 
+
+def _add_toy(verbs: Any) -> None:
+    said = "Two answers, {a} and {b, c}, are right: what matching makes of that, and what CPL does."
+    sub = verbs.add_parser("toy", help="the paper's example of five items", description=said)
+    _add_output(sub, out=False)
+    _finish(sub, toy)
+
+
+def _add_scenes(verbs: Any) -> None:
     said = "Draw road scenes with all their valid paths from lane maps, store them, look at them."
     sub = verbs.add_parser("scenes", help="make and look at the scenes of the paths task", description=said)
     sub.epilog = (
@@ -254,7 +291,6 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--show", nargs="?", type=Path, const=Path(), metavar="FILE.png", help=said)
     sub.add_argument("--split", nargs="+", choices=SPLITS, help="say how many scenes the parts of a split have")
     _finish(sub, scenes)
-    return parser
 
 
 class _Parser(argparse.ArgumentParser):
@@ -266,6 +302,14 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"torchcpl: error: {message}\nSee: {self.prog} --help\n")
+
+
+class _Version(argparse.Action):
+    """Asks for the device only when the version is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"torchcpl {__version__}, torch {torch.__version__}, {device_name()}")
+        parser.exit()
 
 
 def _verb(verbs: Any, verb: str, run: Callable[[argparse.Namespace], None], help: str) -> Any:
@@ -287,17 +331,25 @@ def _finish(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace],
     parser.set_defaults(verb=run)
 
 
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write (default: in runs/)")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+def _add_output(parser: argparse.ArgumentParser, out: bool = True) -> None:
+    if out:
+        parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write (default: in runs/)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    form.add_argument("--json", action="store_true", help="print the table as JSON, and nothing else")
 
 
-def _add_config(parser: argparse.ArgumentParser, benchmark: Benchmark[Any]) -> None:
-    group = parser.add_argument_group("what is trained", "later ones win: --recipe or --config, then the options")
+def _add_config(
+    parser: argparse.ArgumentParser,
+    benchmark: Benchmark[Any],
+    title: str = "what is trained",
+    only: Sequence[str] = (),
+) -> None:
+    group = parser.add_argument_group(title, "later ones win: --recipe or --config, then the options")
     base = group.add_mutually_exclusive_group()
     base.add_argument("--recipe", choices=tuple(recipes(benchmark.package)), help="settings that come with torchcpl")
     base.add_argument("--config", type=Path, metavar="FILE", help="settings in a TOML file")
-    add_arguments(group, benchmark.config)
+    add_arguments(group, benchmark.config, only)
 
 
 def _config(benchmark: Benchmark[Any], options: argparse.Namespace, begun: Path | None = None) -> TrainConfig:
@@ -309,8 +361,18 @@ def _config(benchmark: Benchmark[Any], options: argparse.Namespace, begun: Path 
         base = from_toml(benchmark.config, options.config)
     elif begun and (begun / "config.toml").exists():
         base = from_toml(benchmark.config, begun / "config.toml")
+    elif _small(benchmark, options):
+        base = read_recipe(benchmark.config, benchmark.package, SMALL)
+        _note(f"on the CPU the settings are those of --recipe {SMALL}; the paper's take hours (--recipe paper)")
     config: TrainConfig = from_args(benchmark.config, options, base)
     return config
+
+
+def _small(benchmark: Benchmark[Any], options: argparse.Namespace) -> bool:
+    """Whether to train a small model, as there is no GPU and nothing is said of the model's size or training."""
+    given = {f.name for f in fields(benchmark.config) if hasattr(options, f.name)}
+    device = device_of(benchmark.config(device=getattr(options, "device", "auto")))
+    return device.type == "cpu" and given <= {"method", "source", "seed", "device"} and options.verb is not bench
 
 
 def _refuse_settings(benchmark: Benchmark[Any], options: argparse.Namespace) -> None:
@@ -344,7 +406,10 @@ def _planned(benchmark: Benchmark[Any], options: argparse.Namespace, folder: Pat
 def _show(results: Table, path: Path | None, options: argparse.Namespace) -> None:
     if path:
         results.write(path)
-    if getattr(options, "markdown", False):
+    if options.json:
+        print(results.json())
+        return
+    if options.markdown:
         print(results.markdown(), end="")
         return
     console = _console()
@@ -359,10 +424,19 @@ def _say(text: str) -> None:
 
 
 def _complain(text: str) -> None:
-    print(f"torchcpl: {text}", file=sys.stderr)
+    print(f"torchcpl: {' '.join(text.split())}", file=sys.stderr)
+
+
+def _note(text: str) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        _complain(text)
 
 
 def _console() -> Any:
     with extra():
         from rich.console import Console
     return Console()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -14,7 +14,7 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -109,10 +109,12 @@ def override(config: C, **changes: Any) -> C:
     return _build(type(config), values | changes)
 
 
-def add_arguments(parser: argparse._ActionsContainer, cls: type[DataclassInstance]) -> None:
-    """Give the parser one ``--kebab-name`` option per field of ``cls``."""
+def add_arguments(parser: argparse._ActionsContainer, cls: type[DataclassInstance], only: Collection[str] = ()) -> None:
+    """Give the parser one ``--kebab-name`` option per field of ``cls``, or of those named in ``only``."""
     types = get_type_hints(cls)
     for f in dataclasses.fields(cls):
+        if only and f.name not in only:
+            continue
         kind, choices = types[f.name], f.metadata.get("choices") or None
         default = "required" if f.default is dataclasses.MISSING else f"default: {_words(f.default)}"
         help = f"{f.metadata.get('help', '')} ({default})".lstrip().replace("%", "%%")

@@ -111,5 +111,7 @@ def track(items: Sequence[T], title: str, shown: bool = True) -> Iterable[T]:
     if not shown:
         return items
     with extra():
+        from rich.console import Console
         from rich.progress import track
-    return track(items, title)
+    console = Console(stderr=True)
+    return track(items, title, console=console, disable=not console.is_interactive)

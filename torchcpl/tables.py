@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,10 +97,17 @@ class Table:
     notes: tuple[str, ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)
 
+    def content(self) -> dict[str, Any]:
+        """What the JSON of the table holds."""
+        content = {"title": self.title, **self.info, "notes": list(self.notes), "rows": list(self.rows)}
+        return content | {"published": list(self.published)}
+
+    def json(self) -> str:
+        return json.dumps(self.content(), indent=2, ensure_ascii=False, allow_nan=False)
+
     def write(self, path: str | Path) -> None:
         """As JSON, atomically."""
-        content = {"title": self.title, **self.info, "notes": list(self.notes), "rows": list(self.rows)}
-        write_json(path, {**content, "published": list(self.published)})
+        write_json(path, self.content())
 
     @classmethod
     def read(cls, path: str | Path, columns: tuple[Column, ...]) -> Table:

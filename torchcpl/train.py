@@ -437,12 +437,14 @@ class _Journal:
 
     def __init__(self, run: Path, task: Task, done: int, main: bool, progress: bool) -> None:
         with extra():
+            from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
             from torch.utils.tensorboard import SummaryWriter
         self.task, self.epochs = task, task.config.epochs
         columns = [TextColumn("{task.description}"), BarColumn(20), TimeRemainingColumn()]
         columns += [TextColumn(f"{{task.fields[{name}]}}") for name in ("epoch", "loss", "value", "speed")]
-        self.progress = Progress(*columns, disable=not (main and progress))
+        console = Console(stderr=True)  # what is printed may be JSON; and a log file wants no bar
+        self.progress = Progress(*columns, console=console, disable=not (main and progress and console.is_interactive))
         blank: dict[str, Any] = dict.fromkeys(("epoch", "loss", "value", "speed"), "")
         self.bar = self.progress.add_task(run.name, total=self.epochs * task.steps_per_epoch, completed=done, **blank)
         self.logs = SummaryWriter(str(run / "tensorboard"), purge_step=done + 1) if main else None

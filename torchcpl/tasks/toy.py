@@ -17,6 +17,8 @@ from torchcpl.distribution import ContextualPlackettLuce
 from torchcpl.interactions import Dense
 from torchcpl.losses import subset_nll
 from torchcpl.potentials import Potentials
+from torchcpl.provenance import run_info
+from torchcpl.tables import Column, Table
 
 ITEMS = "abcde"
 ANSWERS = ("a", "bc")  # each with probability one half
@@ -124,22 +126,29 @@ def run(seed: int = 0) -> list[dict[str, object]]:
             "valid": candidate in ANSWERS,
             "expected_cost": str(expected_cost(candidate)),
             "matching": round(matching[candidate], 4),
-            "paper_parameters_decode_it": candidate in decoded,
+            "decoded": candidate in decoded,
             "cpl": round(set_probability(learned, candidate), 4),
         }
         for candidate in CANDIDATES
     ]
 
 
-def main() -> None:
-    """Print the example as a table."""
-    print(f"{'prediction':<12}{'valid':<7}{'E[cost]':<9}{'matching':<10}{'CPL (paper)':<13}{'CPL (learned)'}")
-    for row in run():
-        print(
-            f"{row['prediction']!s:<12}{'yes' if row['valid'] else 'no':<7}{row['expected_cost']!s:<9}"
-            f"{row['matching']!s:<10}{'decoded' if row['paper_parameters_decode_it'] else 'never':<13}P = {row['cpl']}"
-        )
-
-
-if __name__ == "__main__":
-    main()
+def toy_table(seed: int = 0) -> Table:
+    """The rows as a table."""
+    rows = [
+        row | {"valid": "yes" if row["valid"] else "no", "decoded": "yes" if row["decoded"] else "never"}
+        for row in run(seed)
+    ]
+    columns = (
+        Column("prediction", "Prediction"),
+        Column("valid", "Valid"),
+        Column("expected_cost", "E[matching cost]"),
+        Column("matching", "P, trained on matching", 4),
+        Column("decoded", "Decoded by the paper's θ and W"),
+        Column("cpl", "P, CPL trained", 4),
+    )
+    notes = (
+        "Each training example shows one of the two valid answers.",
+        "Matching prefers the hybrid {d, e}, which is never right.",
+    )
+    return Table("Two valid answers, one hybrid", columns, rows, (), notes, run_info(seeds=[seed], device="cpu"))
