@@ -81,7 +81,7 @@ def test_damaged_and_foreign_checkpoints(tmp_path: Path) -> None:
     refused("model.safetensors", lambda path: save_file(other, path), "truncated or foreign")
     refused("state.json", cut, "not JSON")
     refused("state.json", lambda path: path.write_text("[1]"), "expected an object")
-    refused("state.json", lambda path: path.write_text('{"files": {}}'), "finished is missing")
+    refused("state.json", lambda path: path.write_text('{"files": {}}'), "epoch is missing")
     refused("state.json", Path.unlink, "cannot be read")
     # With all files back, and all of it unharmed, the run goes on.
     fit(Toy(ToyConfig()), run, resume=True, progress=False)

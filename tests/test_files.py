@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from torchcpl.files import extra, read_json, write_atomic, write_json
+from torchcpl.files import check_json, extra, read_json, write_atomic, write_json
 
 
 def test_json_round_trip(tmp_path: Path) -> None:
@@ -81,3 +82,27 @@ def test_unreadable_json(tmp_path: Path) -> None:
 def test_a_missing_package_is_named() -> None:
     with pytest.raises(ImportError, match=r"no_such_package is missing: pip install 'torchcpl\[tasks\]'"), extra():
         importlib.import_module("no_such_package")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"n": 1, "x": [1.5, None], "any": {"a": "b"}}, ""),
+        ({"n": 1, "x": [], "any": {}, "more": 3}, ""),
+        ({"x": [], "any": {}}, ""),
+        ([], "here: expected an object"),
+        ({"n": 1, "any": {}}, "here: x is missing"),
+        ({"n": -1, "x": [], "any": {}}, "here: n: expected a number that makes sense, got -1"),
+        ({"n": True, "x": [], "any": {}}, "here: n: expected a whole number, got True"),
+        ({"x": [1, "2"], "any": {}}, "here: x: 1: expected a number or null or a whole number, got '2'"),
+        ({"x": [1e300], "any": {}}, "here: x: 0: expected a number that makes sense"),
+        ({"x": [], "any": {"a": 1}}, "here: any: a: expected text, got 1"),
+    ],
+)
+def test_json_is_as_it_was_said_to_be(value: object, said: str) -> None:
+    kind = {"n?": int, "x": [(float, type(None), int)], "any": {str: str}}
+    if not said:
+        check_json(value, kind, "here")
+        return
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check_json(value, kind, "here")

@@ -159,10 +159,10 @@ def test_json_there_and_back(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("{oops", "not JSON"),
-        ("[1]", "expected a table with title"),
-        ('{"title": "t", "rows": []}', "expected a table with title"),
-        ('{"title": "t", "notes": [], "published": [], "rows": [3]}', "expected rows with method"),
-        ('{"title": "t", "notes": [], "published": [{}], "rows": []}', "expected rows with method"),
+        ("[1]", "expected an object"),
+        ('{"title": "t", "rows": []}', "notes is missing"),
+        ('{"title": "t", "notes": [], "published": [], "rows": [3]}', "rows: 0: expected an object, got 3"),
+        ('{"title": "t", "notes": [], "published": [{}], "rows": []}', "published: 0: method is missing"),
         ('{"title": "t", "notes": [], "published": [], "rows": [{"method": "x", "f1": 1}]}', "expected err, ms"),
     ],
 )

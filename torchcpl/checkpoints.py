@@ -35,9 +35,18 @@ from torch import Tensor, nn
 if sys.platform != "win32":
     import fcntl
 
-from torchcpl.checks import short
 from torchcpl.config import TrainConfig, parse_toml, read_toml, to_toml
-from torchcpl.files import extra, named, read_json, sync_folder, write_atomic, write_json, write_synced
+from torchcpl.files import (
+    NUMBER,
+    check_json,
+    extra,
+    named,
+    read_json,
+    sync_folder,
+    write_atomic,
+    write_json,
+    write_synced,
+)
 from torchcpl.provenance import run_info
 
 LOCK = "lock"
@@ -59,55 +68,29 @@ def read_info(run: str | Path) -> dict[str, Any]:
     """What `run_info` said when a run began."""
     path = Path(run) / "info.json"
     info: dict[str, Any] = read_json(path)
-    check_json(info, {"device": str}, str(path))
+    _check(info, {"device": str}, str(path))
     return info
 
 
-# What state.json and a line of history.jsonl hold: a type, alternatives, fields of an object, or {str: ...} for any.
-_NUMBER, _MAYBE = (int, float), (int, float, type(None))
-_BEST = {"epoch": int, "step": int, "value": _MAYBE, "metrics": {str: _MAYBE}}
-STATE = {
+_MAYBE = (int, float, type(None))
+_RECORD = {"epoch": int, "step": int, "seconds": NUMBER, "metrics": {str: _MAYBE}}
+HISTORY = _RECORD | {"lr": NUMBER, "loss": NUMBER, "losses": {str: NUMBER}}  # a line of history.jsonl
+STATE = _RECORD | {
     "finished": bool,
-    "epoch": int,
-    "step": int,
-    "seconds": _NUMBER,
     "peak_mib": _MAYBE,
     "metric": str,
-    "metrics": {str: _MAYBE},
-    "best": (_BEST, type(None)),
+    "best": ({"epoch": int, "step": int, "value": _MAYBE, "metrics": {str: _MAYBE}}, type(None)),
     "config": str,
     "device": str,
     "files": {str: {"bytes": int, "sha256": str}},
-}
-RECORD = {
-    "epoch": int,
-    "step": int,
-    "seconds": _NUMBER,
-    "metrics": {str: _MAYBE},
-    "lr": _NUMBER,
-    "loss": _NUMBER,
-    "losses": {str: _NUMBER},
-}
+}  # state.json
 
 
-def check_json(value: Any, kind: Any, where: str) -> None:
-    """Raise unless parsed JSON is as ``kind`` says; whole numbers are at least 0, and none is infinite."""
-    if isinstance(kind, dict):
-        if not isinstance(value, dict):
-            raise CheckpointError(f"{where}: expected an object, got {short(value)}")
-        for name, inner in kind.items() if str not in kind else [(name, kind[str]) for name in value]:
-            if name not in value:
-                raise CheckpointError(f"{where}: {name} is missing")
-            check_json(value[name], inner, f"{where}: {name}")
-        return
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    if isinstance(value, dict) and isinstance(kinds[0], dict):
-        check_json(value, kinds[0], where)
-    elif type(value) not in kinds:
-        words = " or ".join("object" if isinstance(k, dict) else k.__name__ for k in kinds)
-        raise CheckpointError(f"{where}: expected {words}, got {short(value)}")
-    elif (type(value) is int and value < 0) or (type(value) in _NUMBER and not abs(value) < 2**63):
-        raise CheckpointError(f"{where}: expected a number that makes sense, got {short(value)}")
+def _check(value: Any, kind: Any, where: str) -> None:
+    try:
+        check_json(value, kind, where)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def load_checkpoint(run: str | Path, which: str = "best") -> Checkpoint:
@@ -167,7 +150,7 @@ def read_history(run: str | Path) -> list[dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a record a line: {error}") from None
     for number, record in enumerate(records, 1):
-        check_json(record, RECORD, f"{path}: line {number}")
+        _check(record, HISTORY, f"{path}: line {number}")
     return records
 
 
@@ -324,7 +307,7 @@ def _open(run: Path, which: str) -> tuple[Path, dict[str, Any]]:
         state = read_json(folder / "state.json")
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    check_json(state, STATE, str(folder / "state.json"))
+    _check(state, STATE, str(folder / "state.json"))
     return folder, state
 
 

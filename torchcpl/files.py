@@ -12,7 +12,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from torchcpl.checks import short
+
 T = TypeVar("T")
+NUMBER = (int, float)
+_WORDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+_WORDS |= {int: "a whole number", float: "a number"}
 
 
 @contextlib.contextmanager
@@ -86,6 +91,31 @@ def read_json(path: str | Path) -> Any:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON: {error}") from None
+
+
+def check_json(value: Any, kind: Any, where: str) -> None:
+    """Raise unless parsed JSON is as ``kind`` says, its whole numbers at least 0 and none of 2⁶³ or more.
+
+    A kind is a type; a tuple of kinds, one of which is meant; ``[kind]``, a list; ``{name: kind}``, an object, in which
+    a name with ``?`` behind it may be missing; ``{str: kind}``, an object with any names.
+    """
+    kinds = {one if isinstance(one, type) else type(one): one for one in (kind if isinstance(kind, tuple) else [kind])}
+    found = type(value)
+    if found not in kinds:
+        raise ValueError(f"{where}: expected {' or '.join(_WORDS[one] for one in kinds)}, got {short(value)}")
+    kind = kinds[found]
+    if isinstance(kind, list):
+        for i, item in enumerate(value):
+            check_json(item, kind[0], f"{where}: {i}")
+    elif isinstance(kind, dict):
+        for name, inner in [(name, kind[str]) for name in value] if str in kind else kind.items():
+            key = name if str in kind else name.removesuffix("?")
+            if key in value:
+                check_json(value[key], inner, f"{where}: {key}")
+            elif key == name:
+                raise ValueError(f"{where}: {key} is missing")
+    elif (kind is int and value < 0) or (kind in NUMBER and not abs(value) < 2**63):
+        raise ValueError(f"{where}: expected a number that makes sense, got {short(value)}")
 
 
 def read_npz(path: str | Path) -> dict[str, NDArray[Any]]:

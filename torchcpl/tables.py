@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcpl.checks import short
-from torchcpl.files import extra, read_json, write_json
+from torchcpl.files import NUMBER, check_json, extra, read_json, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -113,21 +112,10 @@ class Table:
     def read(cls, path: str | Path, columns: tuple[Column, ...]) -> Table:
         """A table that was written."""
         content = read_json(path)
-        if not isinstance(content, dict) or not {"title", "rows", "notes", "published"} <= content.keys():
-            raise ValueError(f"{path}: expected a table with title, rows, notes and published")
+        numbers = [f"{column.name}{ending}" for column in columns[1:] for ending in ("?", "_std?")]
+        row = {columns[0].name: str, "rule?": (str, type(None)), **dict.fromkeys(numbers, (*NUMBER, type(None)))}
+        check_json(content, {"title": str, "notes": [str], "rows": [row], "published": [row]}, str(path))
         parts = {name: content.pop(name) for name in ("title", "rows", "published", "notes")}
-        rows = _listed(parts["rows"]) + _listed(parts["published"])
-        if not all(isinstance(text, str) for text in (parts["title"], *_listed(parts["notes"]))):
-            raise ValueError(f"{path}: expected a title and notes of text")
-        if not all(isinstance(row, dict) and isinstance(row.get(columns[0].name), str) for row in rows):
-            raise ValueError(f"{path}: expected rows with {columns[0].name}")
-        for row in rows:
-            for name in (name for column in columns[1:] for name in (column.name, f"{column.name}_std")):
-                value = row.get(name)
-                if value is not None and not (isinstance(value, int | float) and abs(value) < 2**63):
-                    raise ValueError(f"{path}: {name}: expected a number, got {short(row[name])}")
-            if not isinstance(row.get("rule"), str | None):
-                raise ValueError(f"{path}: rule: expected text, got {short(row['rule'])}")
         absent = [column.name for column in columns if not any(column.name in row for row in parts["rows"])]
         if absent:
             raise ValueError(f"{path}: a table of other columns, expected {', '.join(absent)} among them")
@@ -224,11 +212,6 @@ class Table:
             if sign * row[column.name] >= max(others, default=-math.inf):
                 names.add(column.name)
         return names
-
-
-def _listed(value: Any) -> list[Any]:
-    """A list as it is; anything else as a list that no check lets pass."""
-    return value if isinstance(value, list) else [None]
 
 
 @dataclass(frozen=True)
