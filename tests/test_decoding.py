@@ -30,6 +30,7 @@ from strategies import (
 from torch import Tensor
 
 import torchcpl as cpl
+from torchcpl.kernels import dispatch
 
 TIGHT = 1e-10
 Picks = tuple[int, ...]
@@ -58,6 +59,36 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
         if request.param == "rollout":
             patch.setattr("torchcpl.kernels.greedy_numpy.applies", lambda pot, rules: False)
         yield request.param
+
+
+# ------------------------------------------------------------------------------------- the score of a pick
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@given(data=st.data())
+def test_every_pick_comes_with_its_log_probability(fast: bool, data: Any) -> None:
+    case = data.draw(cases(max_n=4))
+    asked = data.draw(demands(case))
+    with dispatch.use("auto" if fast else "plain"):
+        found = [cpl.greedy(case.pot, **asked.options), cpl.beam(case.pot, 4, 3, **asked.options)]
+        drawn = [cpl.sample(case.pot, 3, **asked.options), cpl.stochastic_beam(case.pot, 3, **asked.options)]
+    rows_first = [(found[0], 1), (found[1], 3)]
+    for selection, width in [*rows_first, *((s, 3) for s in drawn)]:
+        steps = selection.step_log_prob
+        assert steps is not None
+        assert steps.shape == selection.indices.shape
+        assert steps.dtype == selection.log_prob.dtype
+        assert bool((steps[selection.indices < 0] == 0).all())
+        flat = (selection.indices.flatten(0, -2), steps.flatten(0, -2), selection.log_prob.flatten())
+        for i, (picks, scores, total) in enumerate(zip(*(part.tolist() for part in flat), strict=True)):
+            b = i % len(case.rows) if selection in drawn else i // width
+            made = [pick for pick in picks if pick >= 0]
+            if total == -math.inf:  # a row with fewer sequences than asked for
+                assert not made
+                continue
+            want = [oracle.step_log_probs(case.rows[b], asked.limits[b], tuple(made[:t])) for t in range(len(made) + 1)]
+            assert scores[: len(made)] == pytest.approx([w[pick] for w, pick in zip(want, made, strict=False)], abs=1e-9)
+            assert total == pytest.approx(sum(scores) + want[-1][-1], abs=1e-9)
 
 
 # ------------------------------------------------------------------------------------------------ greedy

@@ -136,11 +136,13 @@ class ContextualPlackettLuce(Distribution):
         check_generator(generator, self.pot.unary.device)
         drawn = draw(self.pot, self._rules, shape.numel(), generator=generator)  # (S, B, T)
         full = shape + self.batch_shape
+        steps = drawn.step_log_prob
         return Selection(
             drawn.indices.reshape(*full, self._rules.max_len),
             drawn.lengths.reshape(full),
             drawn.log_prob.reshape(full),
             drawn.num_candidates,
+            step_log_prob=None if steps is None else steps.reshape(*full, self._rules.max_len),
         )
 
     def enumerate_support(self, expand: bool = True) -> Tensor:

@@ -21,6 +21,7 @@ class Beams:
     """K hypotheses a row, best first. A dead one (there were fewer than K) has log-probability −inf."""
 
     indices: Tensor  # (B, K, T)
+    gains: Tensor  # (B, K, T) log-probability of each pick
     log_prob: Tensor  # (B, K)
     score: Tensor  # (B, K) what they are ranked by
 
@@ -47,8 +48,7 @@ def beam(
         raise ValueError(f"num_return: expected at most num_beams = {num_beams}, got {num_return}")
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     found = search(pot, rules, num_beams, lambda log_probs, beams: beams.log_prob.unsqueeze(-1) + log_probs)
-    indices = found.indices[:, :num_return]
-    return Selection(indices, (indices >= 0).sum(-1), found.log_prob[:, :num_return], pot.num_candidates)
+    return _selection(found, num_return, pot)
 
 
 @torch.no_grad()
@@ -91,9 +91,13 @@ def stochastic_beam(
     # For p ≪ exp κ, 1 − exp(−x) → x, below the smallest number too.
     log_included = torch.where(log_included == -torch.inf, log_prob - threshold, log_included)
     weight = (log_prob - log_included).exp().masked_fill(log_prob == -torch.inf, 0)
-    indices = found.indices[:, :num_samples]
-    drawn = Selection(indices, (indices >= 0).sum(-1), log_prob, pot.num_candidates, weight)
-    return samples_first(drawn)
+    return samples_first(_selection(found, num_samples, pot, weight))
+
+
+def _selection(found: Beams, count: int, pot: Potentials, weight: Tensor | None = None) -> Selection:
+    """The first ``count`` hypotheses of every row, (B, R, T)."""
+    indices, gains, log_prob = (part[:, :count] for part in (found.indices, found.gains, found.log_prob))
+    return Selection(indices, (indices >= 0).sum(-1), log_prob, pot.num_candidates, weight, gains)
 
 
 def _gumbel_with_maximum(perturbed: Tensor, maximum: Tensor) -> Tensor:
@@ -120,10 +124,12 @@ def search(pot: Potentials, rules: Rules, width: int, rank: Rank, root: float | 
     """
     batch, n = pot.unary.shape
     device = pot.unary.device
+    dtype = accumulator(pot.unary.dtype)
     beams = Beams(
         torch.full((batch, width, rules.max_len), -1, dtype=torch.long, device=device),
-        torch.full((batch, width), -torch.inf, dtype=accumulator(pot.unary.dtype), device=device),
-        torch.full((batch, width), -torch.inf, dtype=accumulator(pot.unary.dtype), device=device),
+        torch.zeros(batch, width, rules.max_len, dtype=dtype, device=device),
+        torch.full((batch, width), -torch.inf, dtype=dtype, device=device),
+        torch.full((batch, width), -torch.inf, dtype=dtype, device=device),
     )
     beams.log_prob[:, 0] = 0
     beams.score[:, 0] = root
@@ -149,9 +155,12 @@ def search(pot: Potentials, rules: Rules, width: int, rank: Rank, root: float | 
             best = torch.nn.functional.pad(best, (0, short), value=n)
         parents, choice = best // (n + 1), best % (n + 1)
         pick = choice.masked_fill(choice == n, -1)
+        kept = parents.unsqueeze(-1).expand(-1, -1, rules.max_len)
+        beams.gains = beams.gains.gather(1, kept)
+        beams.gains[..., t] = log_probs.flatten(1).gather(1, best).masked_fill(pick < 0, 0)
         beams.log_prob = log_prob.flatten(1).gather(1, best).masked_fill(score == -torch.inf, -torch.inf)
         beams.score = score
-        beams.indices = beams.indices.gather(1, parents.unsqueeze(-1).expand(-1, -1, rules.max_len))
+        beams.indices = beams.indices.gather(1, kept)
         beams.indices[..., t] = pick
         marks = marks.gather(1, parents.unsqueeze(-1).expand(-1, -1, n + 1))
         marks.scatter_(-1, choice.unsqueeze(-1), True)
@@ -159,5 +168,6 @@ def search(pot: Potentials, rules: Rules, width: int, rank: Rank, root: float | 
         last = last.where(pick < 0, pick)
         state = pot.interaction.advance(reorder(state, parents), pick)
     blame_nan(beams.log_prob, pot)
-    beams.indices = beams.indices.masked_fill((beams.log_prob == -torch.inf).unsqueeze(-1), -1)
+    dead = (beams.log_prob == -torch.inf).unsqueeze(-1)
+    beams.indices, beams.gains = beams.indices.masked_fill(dead, -1), beams.gains.masked_fill(dead, 0)
     return beams

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from torchcpl.checks import capturing
 from torchcpl.constraints import History, Rules
@@ -71,6 +72,8 @@ def _traced_loop(
     """The loop as one operation of the graph: indices and gains (B, K, T), log-probabilities (B, K)."""
     from torch._higher_order_ops import while_loop
 
+    # A while_loop takes no views of one another, as keys and the stop's key of one head are.
+    pot = pytree.tree_map_only(Tensor, torch.clone, pot)
     limit = torch.full((), rules.max_len, device=indices.device)
 
     def going(t: Tensor, indices: Tensor, gains: Tensor, now: Hypotheses) -> Tensor:
