@@ -15,6 +15,8 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from torchcpl.checks import tracing
+
 State = tuple[Tensor, ...]
 Self = TypeVar("Self", bound="Interaction")
 
@@ -123,9 +125,13 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     if count == 0:  # nothing to point at: every index is −1
         return table.new_zeros(*index.shape, width)
     # One flat index_select: its backward is one index_add, several times faster than scatter with (…, h) indices.
-    offset = torch.arange(0, batch * count, count, device=index.device).view(batch, *[1] * (index.dim() - 1))
-    flat = (index.clamp(min=0) + offset).flatten()
-    found = table.reshape(batch * count, width).index_select(0, flat).view(*index.shape, width)
+    flat = index.clamp(min=0)
+    if not tracing() and table.stride(0) == 0 and batch:
+        rows = table[0]  # one table for all rows: not copied
+    else:
+        rows = table.reshape(batch * count, width)
+        flat = flat + (torch.arange(batch, device=index.device) * count).view(batch, *[1] * (index.dim() - 1))
+    found = rows.index_select(0, flat.flatten()).view(*index.shape, width)
     return found.masked_fill((index < 0).unsqueeze(-1), 0)
 
 
