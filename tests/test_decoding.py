@@ -87,7 +87,8 @@ def test_every_pick_comes_with_its_log_probability(fast: bool, data: Any) -> Non
                 assert not made
                 continue
             want = [oracle.step_log_probs(case.rows[b], asked.limits[b], tuple(made[:t])) for t in range(len(made) + 1)]
-            assert scores[: len(made)] == pytest.approx([w[pick] for w, pick in zip(want, made, strict=False)], abs=1e-9)
+            scored = [log_probs[pick] for log_probs, pick in zip(want, made, strict=False)]
+            assert scores[: len(made)] == pytest.approx(scored, abs=1e-9)
             assert total == pytest.approx(sum(scores) + want[-1][-1], abs=1e-9)
 
 

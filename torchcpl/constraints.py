@@ -45,11 +45,12 @@ def per_row(name: str, value: Any, pot: Potentials, dtype: torch.dtype) -> Tenso
     """(N,) or (B, N) per candidate → (B or 1, N) on the potentials' device."""
     given = as_tensor(name, value, pot)
     n = pot.num_candidates
-    shapes = ((n,), (1, n), (len(pot), n))
+    batch = pot.unary.shape[0]  # not len(pot), which makes a number of a symbol
+    shapes = ((batch, n), (n,), (1, n))
     if tuple(given.shape) not in shapes or not (given.dtype == torch.bool if dtype == torch.bool else is_real(given)):
         kind = "bool" if dtype == torch.bool else "number"
-        raise ValueError(f"{name}: expected a {kind} per candidate, ({n},) or ({len(pot)}, {n}), got {describe(given)}")
-    return given.to(dtype).expand(len(pot), n)
+        raise ValueError(f"{name}: expected a {kind} per candidate, ({n},) or ({batch}, {n}), got {describe(given)}")
+    return given.to(dtype).expand(batch, n)
 
 
 def as_tensor(name: str, value: Any, pot: Potentials) -> Tensor:
@@ -109,7 +110,7 @@ class Adjacent:
         given = as_tensor("neighbours", given, pot)
         if given.dim() == 2:
             given = given.unsqueeze(0)
-        shaped = given.dim() == 3 and given.shape[0] in (1, len(pot)) and given.shape[1] == n
+        shaped = given.dim() == 3 and given.shape[0] in (1, pot.unary.shape[0]) and given.shape[1] == n
         if shaped and given.dtype == torch.bool and given.shape[2] == n:
             return given
         if not shaped or given.dtype != torch.int64:
@@ -333,10 +334,10 @@ class Rules:
 
 def _check_stop_bias(stop_bias: Any, pot: Potentials) -> None:
     """Raise unless it is a number below inf, or a tensor of them, one for all rows or (B,)."""
-    expected = f"a number below inf, or ({len(pot)},)"
+    expected = f"a number below inf, or ({pot.unary.shape[0]},)"
     if not isinstance(stop_bias, Tensor):
         check_number("stop_bias", stop_bias, expected, lambda value: value < math.inf)
-    elif tuple(stop_bias.shape) not in ((), (len(pot),)) or not is_real(stop_bias):
+    elif tuple(stop_bias.shape) not in ((), (pot.unary.shape[0],)) or not is_real(stop_bias):
         raise ValueError(f"stop_bias: expected {expected}, got {describe(stop_bias)}")
     elif stop_bias.dim() and stop_bias.device != pot.unary.device:
         raise ValueError(f"stop_bias: expected a tensor on {pot.unary.device}, got one on {stop_bias.device}")
@@ -349,15 +350,16 @@ def _budget(constraint: Budget, pot: Potentials) -> tuple[Tensor, Tensor]:
     cost = as_tensor("Budget.cost", constraint.cost, pot)
     limit = as_tensor("Budget.limit", constraint.limit, pot)
     values = readable()
-    shaped = tuple(limit.shape) in ((), (len(pot),)) and is_real(limit)
+    batch = pot.unary.shape[0]
+    shaped = tuple(limit.shape) in ((), (batch,)) and is_real(limit)
     if not shaped or (values and bool(limit.isnan().any())):
-        raise ValueError(f"Budget.limit: expected a number or ({len(pot)},), got {describe(constraint.limit)}")
+        raise ValueError(f"Budget.limit: expected a number or ({batch},), got {describe(constraint.limit)}")
     # A budget met to the last penny must not be lost to rounding: that of the sums, and that of 0.1 in float32.
     rounding = max([1e-12] + [2 * torch.finfo(x.dtype).eps for x in (cost, limit) if x.dtype == torch.float32])
     cost = per_row("Budget.cost", cost, pot, torch.float64).masked_fill(~pot.mask, 0)
     if values and bool((~(cost >= 0)).any()):
         raise ValueError("Budget.cost: expected costs of at least 0, got a negative one or NaN")
-    limit = limit.double().expand(len(pot))
+    limit = limit.double().expand(batch)
     if values and bool((limit < 0).any()):
         row = int((limit < 0).nonzero()[0])
         raise ValueError(f"constraints: row {row} cannot be satisfied: the budget is {float(limit[row]):g}")

@@ -65,7 +65,7 @@ def prefix_logits(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
     """(B, P, T+1, N+1) logits after every prefix of ``order`` (B, P, T), all at once (teacher forcing)."""
     history = prefix_history(order, pot.num_candidates)
     logits = step_logits(pot, pot.interaction.prefixes(order), history, rules)
-    return logits.view(len(pot), order.shape[1], order.shape[2] + 1, pot.num_candidates + 1)
+    return logits.view(pot.unary.shape[0], order.shape[1], order.shape[2] + 1, pot.num_candidates + 1)
 
 
 def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bool = False) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,7 @@ def log_prob(
 def check_sequences(name: str, order: Tensor, pot: Potentials, picks_real: bool = False) -> None:
     """Check (B, T) sequences, their values too where that is on."""
     check_potentials(pot)
-    check_tensor(name, order, (len(pot), "T"), "long", like=pot.unary)
+    check_tensor(name, order, (pot.unary.shape[0], "T"), "long", like=pot.unary)
     if validating(order):
         check_order(name, order, pot.num_candidates, pot.mask if picks_real else None)
 

@@ -95,10 +95,10 @@ def subset_nll(
             raise ValueError(f"target: expected at most {EXACT_LIMIT} items with exact=True, got {target.shape[1]}")
         codes = torch.arange(2 ** target.shape[1], device=target.device)
         picked = (codes.unsqueeze(-1) >> torch.arange(target.shape[1], device=target.device)) & 1 == 1
-        loss = _subset_loss(pot, target, picked.expand(len(pot), -1, -1), weights)
+        loss = _subset_loss(pot, target, picked.expand(pot.unary.shape[0], -1, -1), weights)
     else:
         check_count("subsets", subsets, 1)
-        shape = (len(pot), subsets, target.shape[1])
+        shape = (pot.unary.shape[0], subsets, target.shape[1])
         coin = torch.rand(shape, device=target.device, generator=generator)  # type: ignore[arg-type]
         loss = _subset_loss(pot, target, coin < 0.5, weights)
     return blame_nan(reduced(loss, reduction), pot)
