@@ -87,7 +87,7 @@ class Task(Protocol):
     def batch(self, step: int) -> Any:
         """Training batch number ``step`` on `device_of` the config: a function of ``(config.seed, step)`` alone."""
 
-    def validate(self, model: nn.Module) -> dict[str, float]:
+    def validate(self, model: Any) -> dict[str, float]:
         """Metrics on the fixed validation set; ``model`` is in eval mode, without gradients, in fp32."""
 
 

@@ -187,7 +187,7 @@ def test_decoding_steps_colour_what_is_likely_and_what_is_suppressed() -> None:
     assert {axes.get_ylabel() for axes in figure.axes[4:]} == {"P(next pick)", "added to the logit"}
 
 
-def test_an_animation_has_a_frame_a_pick_and_stays_small(scenes: Scenes, tmp_path: Path) -> None:
+def test_an_animation_has_a_frame_a_pick_and_stays_small(scenes: Scenes) -> None:
     data = plots.animation(fake_decoding(4), seconds=0.1, pause=1.0)
     with Image.open(io.BytesIO(data)) as gif:
         durations = []
@@ -195,9 +195,7 @@ def test_an_animation_has_a_frame_a_pick_and_stays_small(scenes: Scenes, tmp_pat
             gif.seek(frame)
             durations.append(gif.info["duration"])
     assert durations == [100] * 4 + [1000]
-    figures.animate(model(scenes, "cpl"), scenes.images[0], tmp_path / "decode.gif")
-    assert (tmp_path / "decode.gif").read_bytes()[:4] == b"GIF8"
-    assert (tmp_path / "decode.gif").stat().st_size < 400_000
+    assert len(plots.animation(figures.decoding(model(scenes, "cpl"), scenes.images[0]))) < 400_000
 
 
 def table(**changes: Any) -> Table:

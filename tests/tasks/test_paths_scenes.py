@@ -248,7 +248,7 @@ def made() -> Scenes:
 
 
 def check_invariants(scenes: Scenes) -> None:
-    mask = scenes.drivable()
+    mask = scenes.images != sampling.BACKGROUND
     for i in range(len(scenes)):
         count = scenes.counts[i]
         assert 1 <= count <= 6

@@ -354,7 +354,7 @@ def test_published_rows_stand_beside_the_papers_maps_and_split_alone(
 def test_wrong_settings_are_named(scenes: Scenes, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"source = 'nowhere': expected procedural, a lane map"):
         load_source(PathsConfig(source="nowhere"))
-    with pytest.raises(ValueError, match=r"missing\.npz: cannot be read"):
+    with pytest.raises(FileNotFoundError, match=r"missing\.npz: no such file"):
         load_source(PathsConfig(source=str(tmp_path / "missing.npz")))
     with pytest.raises(ValueError, match=r"a part is empty \(31 train, 0 held out, 0 val"):
         task(scenes.select(range(31)), val=0.01)
@@ -366,8 +366,6 @@ def test_wrong_settings_are_named(scenes: Scenes, tmp_path: Path) -> None:
         task(scenes, dim=18, heads=1).build()
     with pytest.raises(ValueError, match="expected none with backbone = 'patches'"):
         task(scenes, weights="weights.pth").build()
-    with pytest.raises(ValueError, match="expected a PathsModel, got Linear"):
-        task(scenes).validate(nn.Linear(1, 1))
     with pytest.raises(ValueError, match="batch: expected at most 8"):
         task(scenes).examples(9, 1)
 
@@ -378,10 +376,10 @@ def test_files_that_are_no_scenes_are_named(scenes: Scenes, tmp_path: Path) -> N
     data = whole.read_bytes()
     for content in (data[: len(data) // 2], data[:-30], b"", b"no archive", data[:200] + b"\0" * 50 + data[250:]):
         bad.write_bytes(content)
-        with pytest.raises(ValueError, match=r"bad\.npz: cannot be read as scenes"):
+        with pytest.raises(ValueError, match=r"bad\.npz: not a readable \.npz"):
             load_scenes(bad)
     np.save(tmp_path / "array.npy", np.zeros(3))
-    with pytest.raises(ValueError, match=r"array\.npy: cannot be read as scenes"):
+    with pytest.raises(ValueError, match=r"array\.npy: not a readable \.npz"):
         load_scenes(tmp_path / "array.npy")
     with np.load(whole) as file:
         fields = dict(file)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from torchcpl import plots
-from torchcpl.files import write_atomic
 from torchcpl.metrics import path_scores
 from torchcpl.report import Panel
 from torchcpl.tables import Row
@@ -100,11 +98,6 @@ def key_steps(count: int, parting: int) -> list[int]:
     """Six numbers of picks worth a look: the beginning, around the parting of the ways, the end."""
     wanted = (0, parting - 2, parting, parting + 2, (parting + 2 + count) // 2, count)
     return sorted({min(max(step, 0), count) for step in wanted})
-
-
-def animate(model: PathsModel, image: Image, path: str | Path) -> None:
-    """Write the decoding of a scene as a GIF."""
-    write_atomic(path, plots.animation(decoding(model, image)))
 
 
 def scenes_panel(models: Mapping[str, PathsModel], scenes: Scenes) -> Panel:

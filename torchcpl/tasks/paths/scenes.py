@@ -22,7 +22,6 @@ from torch import Tensor
 from torchcpl.files import read_npz, track, write_atomic
 from torchcpl.tasks.paths.lanes import FARTHEST, Array, LaneGraph
 from torchcpl.tasks.paths.sampling import (
-    BACKGROUND,
     BEHIND,
     CELL,
     GRID,
@@ -62,11 +61,6 @@ class Scenes:
         """Number of valid paths of each scene, (S,)."""
         counts: Ints = (self.lengths > 0).sum(axis=1)
         return counts
-
-    def drivable(self) -> Bools:
-        """Drivable mask, (S, 256, 256)."""
-        mask: Bools = self.images != BACKGROUND
-        return mask
 
     def select(self, indices: npt.ArrayLike) -> Scenes:
         """The scenes at ``indices``, in that order."""

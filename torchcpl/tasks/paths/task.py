@@ -282,7 +282,7 @@ class PathsTask:
         images, path = self.train.images[rows], self.train.paths[rows, which]
         return PathBatch(*(flip(images, path, coins[1] < 0.5) if self.config.flip else (images, path)))
 
-    def validate(self, model: nn.Module) -> dict[str, float]:
+    def validate(self, model: PathsModel) -> dict[str, float]:
         """The columns on the scenes the checkpoint is chosen on and, where these are others, on the reported ones."""
         found = self.evaluate(model, self.chosen_on)
         if self.chosen_on is not self.reported:
@@ -290,7 +290,7 @@ class PathsTask:
             found |= {f"reported_{name}": value for name, value in reported.items()}
         return found
 
-    def report(self, model: nn.Module, knob: float | None = None) -> dict[str, float]:
+    def report(self, model: PathsModel, knob: float | None = None) -> dict[str, float]:
         """The columns on the reported scenes."""
         return self.evaluate(model, self.reported)
 
@@ -302,10 +302,8 @@ class PathsTask:
         return list(self.reported.images[: batch * limit].split(batch))
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, scenes: SceneSet, size: int = 256) -> dict[str, float]:
+    def evaluate(self, model: PathsModel, scenes: SceneSet, size: int = 256) -> dict[str, float]:
         """Means over the scenes; ``min_ade_n…`` over those with that many valid paths, NaN where there are none."""
-        if not isinstance(model, PathsModel):
-            raise ValueError(f"model: expected a PathsModel, got {type(model).__name__}")
         parts = []
         for part in scenes.split(size):
             prediction = model.select(scenes.images[part])

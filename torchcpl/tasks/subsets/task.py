@@ -209,7 +209,7 @@ class SubsetsTask:
         self.generator.manual_seed(self.config.seed * 1_000_003 + step)
         return self.sampler.sample(self.config.batch_size, self.generator)
 
-    def validate(self, model: nn.Module) -> dict[str, float]:
+    def validate(self, model: SubsetsModel) -> dict[str, float]:
         """The columns at the best knob on the bags choices are made on, and at that knob on the reported bags.
 
         With ``held_out`` the latter are ``reported_…``; ``best_…`` are at the knob that is best on the reported bags.
@@ -227,28 +227,27 @@ class SubsetsTask:
                 found.update({f"best_{name}": value for name, value in {**scores[best], "knob": best}.items()})
         return found
 
-    def knobs(self, model: nn.Module) -> tuple[float, ...]:
-        method = _subsets_model(model).method
+    def knobs(self, model: SubsetsModel) -> tuple[float, ...]:
+        method = model.method
         swept = self.config.tune_knob or isinstance(method, Threshold)
         return method.knobs if swept else (method.knob,)
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, bags: Bags, knobs: tuple[float, ...]) -> dict[float, dict[str, float]]:
+    def evaluate(self, model: SubsetsModel, bags: Bags, knobs: tuple[float, ...]) -> dict[float, dict[str, float]]:
         """Mean scores over ``bags`` for each knob. The bags are encoded once."""
-        net = _subsets_model(model)
         knobs = tuple(dict.fromkeys(knobs))
         totals = torch.zeros(len(knobs), len(COLUMNS), dtype=torch.float64, device=bags.mask.device)
         for part in bags.split(1024):
-            encoded = net.encode(part)
+            encoded = model.encode(part)
             for row, knob in enumerate(knobs):
-                scores = cluster_scores(net.decode(encoded, part, knob).indices, part.labels)
+                scores = cluster_scores(model.decode(encoded, part, knob).indices, part.labels)
                 totals[row] += torch.stack([scores[name].sum() for name in COLUMNS])
         means = (totals / len(bags)).tolist()  # read at once, as each read waits for the device
         return {knob: dict(zip(COLUMNS, row, strict=True)) for knob, row in zip(knobs, means, strict=True)}
 
-    def report(self, model: nn.Module, knob: float | None = None) -> dict[str, float]:
+    def report(self, model: SubsetsModel, knob: float | None = None) -> dict[str, float]:
         """Mean scores over the reported bags."""
-        knob = _subsets_model(model).method.knob if knob is None else knob
+        knob = model.method.knob if knob is None else knob
         return self.evaluate(model, self.reported, (knob,))[knob]
 
     def examples(self, batch: int, limit: int) -> list[Bags]:
@@ -264,9 +263,3 @@ class SubsetsTask:
         k = (bags.target >= 0).sum(-1)
         picks = kmeans(bags.features, bags.mask, k, generator=generator).indices
         return {name: float(value.mean()) for name, value in cluster_scores(picks, bags.labels).items()}
-
-
-def _subsets_model(model: nn.Module) -> SubsetsModel:
-    if not isinstance(model, SubsetsModel):
-        raise ValueError(f"model: expected a SubsetsModel, got {type(model).__name__}")
-    return model
