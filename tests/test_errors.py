@@ -229,7 +229,7 @@ TABLE = [
         for name in ("early_stop_weight", "stop_weight")
         for weight in (NAN, INF, -1.0, 1j, "1", True)
     ),
-    Wrong("exact", lambda: cpl.subset_nll(pot(), GOOD, exact=1), "exact", "True, False", "int 1"),  # type: ignore[arg-type]
+    Wrong("exact", lambda: cpl.subset_nll(pot(), GOOD, exact=1), "exact", "True, False", "1"),  # type: ignore[arg-type]
     Wrong("loss generator", lambda: cpl.subset_nll(pot(), GOOD, generator=0), "generator", "torch.Generator", "int 0"),  # type: ignore[arg-type]
     # Options of the decoders.
     *(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchcpl as cpl
-from torchcpl import checks, constraints
+from torchcpl import checks
 from torchcpl.decoding import rollout
 from torchcpl.inference import copied, leaves
 from torchcpl.kernels import use
@@ -421,7 +421,7 @@ class NoAnswers(TorchDispatchMode):
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if a graph were captured, where there may be no device to capture one."""
-    for room in (checks, constraints, rollout):
+    for room in (checks, rollout):
         monkeypatch.setattr(room, "capturing", lambda: True)
     with NoAnswers(), use("plain"):
         yield

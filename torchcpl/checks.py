@@ -61,8 +61,13 @@ def describe(value: Any) -> str:
     """What came, for an error message of one line."""
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    return f"{type(value).__name__} {short(value)}"
+
+
+def short(value: Any) -> str:
+    """Its repr, in one line and cut off where it is long."""
     text = " ".join(repr(value).split())
-    return f"{type(value).__name__} {text if len(text) <= 200 else text[:200] + '…'}"
+    return text if len(text) <= 200 else text[:200] + "…"
 
 
 def short(value: object) -> str:
@@ -130,17 +135,18 @@ def check_order(name: str, order: Tensor, num_candidates: int, mask: Tensor | No
 
 def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     if not isinstance(value, tuple(map(type, choices))) or value not in choices:
-        raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {describe(value)}")
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {short(value)}")
 
 
 def check_number(name: str, value: Any, expected: str, fits: Callable[[float], bool]) -> None:
     """Raise unless ``value`` is a real number that ``fits``, which ``expected`` describes."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or (isinstance(value, int) and abs(value) >= 2**63) or not fits(value):
         raise ValueError(f"{name}: expected {expected}, got {describe(value)}")
 
 
 def check_count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
         raise ValueError(f"{name}: expected an integer of at least {least}, got {describe(value)}")
 
 

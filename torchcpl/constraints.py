@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcpl.checks import check_count, check_finite, check_number, describe, readable, tracing, validating
+from torchcpl.checks import DTYPES, check_count, check_finite, check_number, describe, readable, tracing, validating
 from torchcpl.potentials import Potentials, check_potentials
 
 
@@ -58,14 +58,17 @@ def as_tensor(name: str, value: Any, pot: Potentials) -> Tensor:
     try:
         if not isinstance(value, Tensor):
             value = np.asarray(value)
-        return torch.as_tensor(value, device=pot.unary.device)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name}: expected numbers or booleans, got {describe(value)}") from None
+        found = torch.as_tensor(value, device=pot.unary.device)
+        if found.layout == torch.strided:
+            return found
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise ValueError(f"{name}: expected numbers or booleans, got {describe(value)}")
 
 
 def is_real(value: Tensor) -> bool:
     """Whether its values are integers or floats."""
-    return value.dtype != torch.bool and not value.is_complex()
+    return value.dtype in (*DTYPES["float"], torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ SUPPORT_LIMIT = 20_000  # sequences that are enumerated for exact answers; more 
 def _size(name: str, shape: Any) -> torch.Size:
     try:
         size = torch.Size(shape)
-    except TypeError:
+    except (TypeError, ValueError):
         size = torch.Size([-1])  # refused below
     if any(length < 0 for length in size):
         raise ValueError(f"{name}: expected lengths of at least 0, got {describe(shape)}")
@@ -192,6 +192,7 @@ class ContextualPlackettLuce(Distribution):
                 f"got {tuple(subset.shape)}"
             ) from None
         check_sequences("subset", flat, self.pot)
+        check_choice("return_error", return_error, (True, False))
         check_generator(generator, self.pot.unary.device)
         value, error = set_log_probs(self.pot, flat, self._rules, num_samples, generator)
         value, error = value.view(self.batch_shape), error.view(self.batch_shape)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchcpl.checks import check_count, check_generator
+from torchcpl.checks import check_count, check_generator, check_number
 from torchcpl.constraints import Constraint, Rules
 from torchcpl.decoding.rollout import first_of, rollout, samples_first
 from torchcpl.kernels import dispatch
@@ -54,12 +54,11 @@ def draw(
     generator: torch.Generator | None = None,
 ) -> Selection:
     """``sample`` under given rules: (S, B, T)."""
-    if not (isinstance(temperature, int | float) and 0 < temperature < math.inf):
-        raise ValueError(f"temperature: expected a positive number, got {temperature!r}")
+    check_number("temperature", temperature, "a positive number", lambda value: 0 < value < math.inf)
     if top_k is not None:
         check_count("top_k", top_k, 1)
-    if top_p is not None and not (isinstance(top_p, int | float) and 0 < top_p <= 1):
-        raise ValueError(f"top_p: expected a number in (0, 1], got {top_p!r}")
+    if top_p is not None:
+        check_number("top_p", top_p, "a number in (0, 1]", lambda value: 0 < value <= 1)
 
     found = dispatch.decode(pot, rules, num_samples, temperature, generator, cut=top_k is not None or top_p is not None)
     if found is not None:

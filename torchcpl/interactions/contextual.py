@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from torchcpl.checks import describe
 from torchcpl.interactions.base import Additive, State, accumulator, gather_rows
 from torchcpl.interactions.lowrank import check_factors, key_logits
 from torchcpl.potentials import register_pytree
@@ -30,7 +31,7 @@ class Contextual(Additive):
     def __post_init__(self) -> None:
         check_factors(self.keys, self.values, self.stop_key)
         if not callable(self.network):
-            raise ValueError(f"network: expected a callable (s, count) -> context, got {self.network!r}")
+            raise ValueError(f"network: expected a callable (s, count) -> context, got {describe(self.network)}")
 
     @property
     def shape(self) -> tuple[int, int]:
