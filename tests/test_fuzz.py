@@ -11,7 +11,7 @@ import math
 import os
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -217,13 +217,6 @@ WRONG: list[Callable[[], Any]] = [
 POTENTIAL = ("unary", "stop", "interaction", "W", "stop_row", "constraints", "cost", "mask")
 
 
-@pytest.fixture(autouse=True)
-def settings_kept() -> Iterator[None]:
-    yield
-    cpl.set_kernels("auto")
-    cpl.set_validation(None)
-
-
 def attempt(name: str, changed: dict[str, Any]) -> str | None:
     """Call ``name`` with some arguments replaced: None if all is well, else what is wrong with the answer."""
     call, valid = CALLS[name]
@@ -238,6 +231,9 @@ def attempt(name: str, changed: dict[str, Any]) -> str | None:
         return None
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+    finally:
+        cpl.set_kernels("auto")
+        cpl.set_validation(None)
     for part in result if isinstance(result, tuple) else (result,):
         numbers = part.log_prob if isinstance(part, cpl.Selection) else part
         if isinstance(numbers, Tensor) and numbers.is_floating_point() and bool(numbers.isnan().any()):

@@ -64,16 +64,10 @@ def describe(value: Any) -> str:
     return f"{type(value).__name__} {short(value)}"
 
 
-def short(value: Any) -> str:
-    """Its repr, in one line and cut off where it is long."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 200 else text[:200] + "…"
-
-
 def short(value: object) -> str:
-    """A value of any size for an error message."""
+    """A value of any size for an error message: its repr in one line, cut off where it is long."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split())
     except (ValueError, RecursionError):  # thousands of digits, lists in lists in …
         text = f"a huge {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."

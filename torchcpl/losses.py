@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchcpl.checks import check_choice, check_count, check_generator, check_number
+from torchcpl.checks import check_choice, check_count, check_generator, check_number, describe
 from torchcpl.constraints import History, Rules
 from torchcpl.functional import blame_nan, check_sequences, reduced, step_log_probs, trimmed
 from torchcpl.kernels import dispatch
@@ -64,44 +64,56 @@ def subset_nll(
     ``early_stop_weight=0`` is then the expected −log P(order) over random orders, a likelihood. ``reduction`` over
     the rows is ``mean | sum | none``.
     """
+    check_choice("exact", exact, (True, False))
+    check_choice("per_step", per_step, (True, False))
+    by_prefix = not exact and subsets is None
+    weights = (early_stop_weight if early_stop_weight is not None else 5.0 if by_prefix else 0.0, stop_weight)
     check_choice("reduction", reduction, REDUCTIONS)
-    for name, flag in (("exact", exact), ("per_step", per_step)):
-        check_choice(name, flag, (True, False))
     check_count("permutations", permutations, 1)
     check_sequences("target", target, pot, picks_real=True)
     check_generator(generator, target.device)
-    if not per_step and (exact or subsets is not None):
-        raise ValueError("per_step: expected True with subsets or exact=True, whose contexts are not steps, got False")
-    if exact and subsets is not None:
-        raise ValueError(f"subsets: expected None with exact=True, which uses all of them, got {subsets!r}")
-    by_prefix = not exact and subsets is None
-    if not by_prefix and pot.interaction.depends_on != "set":
-        raise ValueError(
-            "subsets, exact: expected an interaction that depends on which picks were made, got "
-            f"{type(pot.interaction).__name__}, which depends on their order too"
-        )
-    if early_stop_weight is None:
-        early_stop_weight = 5.0 if by_prefix else 0.0
-    weights = (early_stop_weight, stop_weight)
     for name, weight in zip(("early_stop_weight", "stop_weight"), weights, strict=True):
         check_number(name, weight, "a number of at least 0", lambda value: 0 <= value < math.inf)
+    _check_contexts(pot, subsets, exact, per_step)
     if by_prefix:
         loss = _permutation_loss(pot, target, shuffled(target, permutations, generator), weights)
         if not per_step:
             loss = loss * ((target >= 0).sum(-1) + 1)
     elif exact:
         target = trimmed(target)
-        if target.shape[1] > EXACT_LIMIT:
-            raise ValueError(f"target: expected at most {EXACT_LIMIT} items with exact=True, got {target.shape[1]}")
-        codes = torch.arange(2 ** target.shape[1], device=target.device)
-        picked = (codes.unsqueeze(-1) >> torch.arange(target.shape[1], device=target.device)) & 1 == 1
-        loss = _subset_loss(pot, target, picked.expand(pot.unary.shape[0], -1, -1), weights)
+        loss = _subset_loss(pot, target, _all_subsets(target), weights)
     else:
-        check_count("subsets", subsets, 1)
-        shape = (pot.unary.shape[0], subsets, target.shape[1])
+        shape = (target.shape[0], subsets, target.shape[1])
         coin = torch.rand(shape, device=target.device, generator=generator)  # type: ignore[arg-type]
         loss = _subset_loss(pot, target, coin < 0.5, weights)
     return blame_nan(reduced(loss, reduction), pot)
+
+
+def _check_contexts(pot: Potentials, subsets: int | None, exact: bool, per_step: bool) -> None:
+    """Raise unless the three ways to choose contexts are one, and fit the interaction."""
+    if not exact and subsets is None:
+        return
+    if exact and subsets is not None:
+        raise ValueError(f"subsets: expected None with exact=True, which uses all of them, got {describe(subsets)}")
+    if not exact:
+        check_count("subsets", subsets, 1)
+    if not per_step:
+        raise ValueError("per_step: expected True with subsets or exact=True, whose contexts are not steps, got False")
+    if pot.interaction.depends_on != "set":
+        raise ValueError(
+            "subsets, exact: expected an interaction that depends on which picks were made, got "
+            f"{type(pot.interaction).__name__}, which depends on their order too"
+        )
+
+
+def _all_subsets(target: Tensor) -> Tensor:
+    """(B, 2^T, T) True where an item of ``target`` (B, T) is in the subset."""
+    items = target.shape[1]
+    if items > EXACT_LIMIT:
+        raise ValueError(f"target: expected at most {EXACT_LIMIT} items with exact=True, got {items}")
+    codes = torch.arange(2**items, device=target.device)
+    picked = (codes.unsqueeze(-1) >> torch.arange(items, device=target.device)) & 1 == 1
+    return picked.expand(target.shape[0], -1, -1)
 
 
 def shuffled(target: Tensor, permutations: int, generator: torch.Generator | None = None) -> Tensor:
