@@ -73,7 +73,7 @@ def _greedy(pot: Potentials, rules: Rules, stop_threshold: float | None) -> Sele
     together = interaction if isinstance(interaction, Dense) and least is None else None
 
     def decode(start: int, end: int) -> None:
-        with np.errstate(invalid="ignore"):  # NaN and inf come out as NaN, as they do of torch
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN and inf come out as NaN, as they do of torch
             if together is not None and end - start > 1:
                 part = together.rows(slice(start, end))
                 found = indices[start:end], gains[start:end]
