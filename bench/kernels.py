@@ -38,6 +38,7 @@ from torchcpl.provenance import run_info
 from torchcpl.tasks.paths import task as paths_task
 from torchcpl.tasks.paths.task import PathBatch, PathsConfig, PathsModel
 from torchcpl.tasks.subsets.bags import Bags
+from torchcpl.tasks.subsets.data import load_source
 from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel, SubsetsTask
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -545,11 +546,11 @@ def bench_check(table: Table, sizes: Sizes) -> None:
 def trained(sizes: Sizes, source: str) -> tuple[SubsetsTask, SubsetsModel]:
     """The tuned recipe's model, trained for a while."""
     config = SubsetsConfig(
-        source=source, kind="coverage", live_stop=True, standardise=True, input_dropout=0.2, stop_rule="mass",
+        source=source, kind="coverage", live_stop=True, standardise=True, input_dropout=0.2, stop_rule="threshold",
         early_stop_weight=0.0, validation_bags=sizes.bags, batch_size=sizes.train_subsets, device=DEVICE.type,
         **({} if CUDA else {"dim": 16, "layers": 1, "ffn": 16, "hidden": 16, "max_items": 60}),  # type: ignore[arg-type]
     )  # fmt: skip
-    task = SubsetsTask(config, progress=False)
+    task = SubsetsTask(config, load_source(config.source))
     torch.manual_seed(SEED)
     model = task.build().to(DEVICE).train()
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4, weight_decay=0.05)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from torchcpl.tasks.subsets.data import load_source
 from torchcpl.tasks.subsets.task import METHODS, SubsetsConfig, SubsetsTask
 
 SMALL: dict[str, Any] = {
@@ -18,7 +19,8 @@ SMALL: dict[str, Any] = {
 
 
 def task(**changes: Any) -> SubsetsTask:
-    return SubsetsTask(SubsetsConfig(**{**SMALL, **changes}))
+    config = SubsetsConfig(**{**SMALL, **changes})
+    return SubsetsTask(config, load_source(config.source))
 
 
 @pytest.mark.parametrize("method", METHODS)

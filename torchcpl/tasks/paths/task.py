@@ -243,10 +243,10 @@ class PathsTask:
     metric = "min_ade"
     higher_is_better = False
 
-    def __init__(self, config: PathsConfig, scenes: Scenes | None = None, *, progress: bool = True) -> None:
+    def __init__(self, config: PathsConfig, scenes: Scenes) -> None:
         self.config = config
         self.device = device_of(config)
-        self.scenes = load_source(config, progress=progress) if scenes is None else scenes
+        self.scenes = scenes
         self.parts = split_scenes(config, self.scenes)
         self.train = SceneSet(self.scenes.select(self.parts.train), self.device)
         self.reported = SceneSet(self.scenes.select(self.parts.val), self.device)

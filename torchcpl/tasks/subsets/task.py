@@ -18,7 +18,7 @@ from torchcpl.selectors import Hungarian, Method, PointerHead, Stepwise, Thresho
 from torchcpl.selectors.stepwise import STOP_RULES
 from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.subsets.bags import BagProtocol, Bags, BagSampler, fixed_bags
-from torchcpl.tasks.subsets.data import Features, load_source, split_held_out
+from torchcpl.tasks.subsets.data import Features, split_held_out
 from torchcpl.train import device_of
 
 METHODS = {
@@ -141,14 +141,9 @@ def build_method(config: SubsetsConfig) -> Method:
         return Stepwise(head, **objective)
     if config.method == "pointer":
         decoder = PointerHead(
-            config.dim,
-            layers=config.decoder_layers,
-            heads=config.heads,
-            ffn=config.ffn,
-            dropout=config.dropout,
-            max_len=config.max_len,
-            cache=config.pointer_cache,
-        )
+            config.dim, layers=config.decoder_layers, heads=config.heads, ffn=config.ffn, dropout=config.dropout,
+            max_len=config.max_len, cache=config.pointer_cache,
+        )  # fmt: skip
         return Stepwise(decoder, **objective)
     if config.method == "threshold":
         return Threshold(config.dim, config.hidden, dropout=config.dropout)
@@ -162,17 +157,9 @@ class SubsetsTask:
     metric = "clu_f1"
     higher_is_better = True
 
-    def __init__(self, config: SubsetsConfig, features: Features | None = None, *, progress: bool = True) -> None:
+    def __init__(self, config: SubsetsConfig, features: Features) -> None:
         self.config = config
         self.device = device_of(config)
-        if features is None:
-            features = load_source(
-                config.source,
-                root=config.root or None,
-                weights=config.weights or None,
-                device=self.device,
-                progress=progress,
-            )
         self.features = features
         self.protocol = BagProtocol(
             config.min_classes, config.max_classes, config.min_per_class, config.max_per_class, config.max_items
