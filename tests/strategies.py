@@ -65,7 +65,7 @@ class Case:
 
     def __repr__(self) -> str:
         parts = [f"unary={self.pot.unary.tolist()}", f"stop={self.pot.stop.tolist()}", f"mask={self.pot.mask.tolist()}"]
-        return f"Case({self.kind}, {', '.join(parts)}, {self.pot.interaction})"
+        return f"Case({self.kind}, {', '.join(parts)}, {vars(self.pot.interaction)})"
 
     @property
     def size(self) -> int:

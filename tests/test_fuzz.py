@@ -80,6 +80,11 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         },
     ),
     "Potentials[rows]": (lambda rows: potentials()[rows], lambda: {"rows": [0]}),
+    "Potentials.to": (
+        method(potentials, "to"),
+        lambda: {"device": "cpu", "dtype": torch.float16},
+    ),
+    "Selection.to": (method(lambda: cpl.greedy(potentials(), 2), "to"), lambda: {"device": "cpu"}),
     "Dense": (cpl.Dense, lambda: {"W": tensor(B, N, N), "stop_row": tensor(B, N)}),
     "LowRank": (cpl.LowRank, lambda: factors() | {"stop_key": tensor(B, H)}),
     "Contextual": (cpl.Contextual, lambda: factors() | {"network": lambda s, count: s, "stop_key": tensor(B, H)}),

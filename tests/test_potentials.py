@@ -97,3 +97,33 @@ def test_without_validation_nan_comes_back_as_nan(fast: bool, monkeypatch: pytes
         cpl.set_validation(None)
     with pytest.raises(ValueError, match="stop: expected no NaN"):
         cpl.greedy(pot)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_potentials_move_and_change_dtype(kind: str) -> None:
+    pot = fixed_case(kind, 0, 2, 4).pot
+    pot = cpl.Potentials(pot.unary.requires_grad_(), pot.stop, pot.interaction, torch.tensor([[True] * 4, [False] * 4]))
+    low = pot.half()
+    parts = [v for v in vars(low.interaction).values() if isinstance(v, torch.Tensor)]
+    assert {part.dtype for part in (low.unary, low.stop, *parts)} == {torch.float16}
+    assert low.mask.dtype == torch.bool
+    assert low.mask.equal(pot.mask)
+    assert low.float().unary.dtype == torch.float32
+    assert pot.to(torch.float32).interaction.shape == (2, 4)
+    assert pot.to("cpu", torch.bfloat16).stop.dtype == torch.bfloat16
+    assert pot.to("meta").mask.device.type == pot.to("meta").unary.device.type == "meta"
+    assert cpl.greedy(pot.cpu()).tolist() == cpl.greedy(pot).tolist()
+    assert pot.unary.requires_grad
+    assert not pot.detach().unary.requires_grad
+    assert pot.detach().unary.data_ptr() == pot.unary.data_ptr()
+
+
+def test_reprs_are_short() -> None:
+    pot = fixed_case("lowrank+stop", 0, 2, 4).pot
+    assert repr(pot) == (
+        "Potentials(B=2, N=4, LowRank(keys (2, 4, 3), values (2, 4, 3), stop_key (2, 3)), float64, cpu)"
+    )
+    picks = torch.tensor([[3, 0], [1, -1]])
+    sel = cpl.Selection(picks, (picks >= 0).sum(-1), torch.tensor([-1.25, 0.0]))
+    assert repr(sel) == "Selection(indices (2, 2), cpu, picks=[[3, 0], [1]], log_prob=[-1.25, 0.0])"
+    assert len(repr(cpl.sample(pot, 1000))) < 50

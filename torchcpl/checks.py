@@ -1,4 +1,4 @@
-"""Argument checks: one voice for every error, and one switch for those that read tensor values.
+"""Argument checks with uniform messages, and one switch for those that read tensor values.
 
 Shapes and dtypes are always checked; that costs nothing. Checks of *values* (index range, repeats, NaN) read
 the tensors, which on an accelerator makes the host wait for it. They are therefore on for CPU tensors and off

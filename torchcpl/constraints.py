@@ -1,4 +1,4 @@
-"""What a step may do: hard constraints and length limits, shared by every decoder, loss and distribution.
+"""Hard constraints and length limits, shared by every decoder, loss and distribution.
 
 A constraint is a pure function of the picks so far, so it serves one decoding step and all prefixes of a given
 sequence alike. Choices that it rules out get probability zero and the rest are renormalised: the constrained
@@ -152,7 +152,7 @@ Constraint = Forbid | Require | Adjacent | Budget | Callable[[History], Tensor]
 
 
 class Rules:
-    """Length limits, stop bias and constraints of one decode, checked once and ready to be asked at every step."""
+    """Length limits, stop bias and constraints of one call, checked once; ``allowed`` applies them at every step."""
 
     def __init__(
         self,
@@ -357,7 +357,7 @@ def _budget(constraint: Budget, pot: Potentials) -> tuple[Tensor, Tensor]:
     shaped = tuple(limit.shape) in ((), (batch,)) and is_real(limit)
     if not shaped or (values and bool(limit.isnan().any())):
         raise ValueError(f"Budget.limit: expected a number or ({batch},), got {describe(constraint.limit)}")
-    # A budget met to the last penny must not be lost to rounding: that of the sums, and that of 0.1 in float32.
+    # Rounding, of the sums and of 0.1 in float32, must not make an exactly met budget unaffordable.
     rounding = max([1e-12] + [2 * torch.finfo(x.dtype).eps for x in (cost, limit) if x.dtype == torch.float32])
     cost = per_row("Budget.cost", cost, pot, torch.float64).masked_fill(~pot.mask, 0)
     if values and bool((~(cost >= 0)).any()):
@@ -396,12 +396,12 @@ def _affordable(cost: Tensor, limit: Tensor, history: History, outlook: Outlook)
 
 
 def _total(cost: Tensor, chosen: Tensor) -> Tensor:
-    """(..., 1) the cost of what is chosen. Not a product: infinite costs times nothing chosen are nothing."""
+    """(..., 1) the cost of what is chosen. A masked sum, not a product: inf·0 would be NaN."""
     return cost.expand(chosen.shape).masked_fill(~chosen, 0).sum(-1, keepdim=True)
 
 
 def _next_to(matrix: Tensor, last: Tensor) -> Tensor:
-    """(B, K, N) the neighbours of the last pick; everyone where there is none."""
+    """(B, K, N) the neighbours of the last pick; all candidates where nothing is picked yet."""
     batch = last.shape[0]
     if matrix.shape[-1] == 0:
         return matrix.new_ones(*last.shape, 0)

@@ -87,11 +87,7 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
 
 def sequence_log_probs(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
     """(B, P) log-probabilities of the sequences ``order`` (B, P, T)."""
-    return joined(*prefix_log_probs(pot, order, rules), order)
-
-
-def joined(picks: Tensor, stop: Tensor, order: Tensor) -> Tensor:
-    """(B, P) the log-probability of each sequence from that of its picks and of stopping anywhere (B, P, T+1)."""
+    picks, stop = prefix_log_probs(pot, order, rules)  # (B, P, T+1) each
     length = (order >= 0).sum(-1, keepdim=True)
     return picks.sum(-1) + stop.gather(-1, length).squeeze(-1)
 

@@ -13,6 +13,7 @@ Shapes, stated once for the whole library:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torchcpl.checks import check_count, check_finite, check_tensor, describe, validating
+from torchcpl.checks import DTYPES, check_count, check_finite, check_tensor, describe, validating
 
 if TYPE_CHECKING:
     from torchcpl.interactions.base import Interaction
@@ -54,7 +55,7 @@ def register_pytree(cls: type[T]) -> type[T]:
 
 
 @register_pytree
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Potentials:
     """Everything the selection process needs, made in parallel by an encoder and a head.
 
@@ -99,6 +100,36 @@ class Potentials:
             rows = row_index(rows, len(self), self.unary.device)
         return Potentials(self.unary[rows], self.stop[rows], self.interaction.rows(rows), self.mask[rows])
 
+    def __repr__(self) -> str:
+        dtype = str(self.unary.dtype).removeprefix("torch.")
+        return f"Potentials(B={len(self)}, N={self.num_candidates}, {self.interaction}, {dtype}, {self.unary.device})"
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Potentials:
+        """Another device, or dtype (the mask stays boolean), as ``Tensor.to``. A network goes where its head goes."""
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        device = self.unary.device if device is None else as_device(device)
+        if dtype is not None and dtype not in DTYPES["float"]:
+            raise ValueError(f"dtype: expected float32, float64, bfloat16 or float16, got {describe(dtype)}")
+        mask = self.mask.to(device)
+        return self._map(lambda part: part.to(device, dtype), mask)
+
+    def cpu(self) -> Potentials:
+        return self.to("cpu")
+
+    def half(self) -> Potentials:
+        return self.to(torch.float16)
+
+    def float(self) -> Potentials:
+        return self.to(torch.float32)
+
+    def detach(self) -> Potentials:
+        """The same tensors outside the graph of gradients."""
+        return self._map(Tensor.detach, self.mask)
+
+    def _map(self, change: Callable[[Tensor], Tensor], mask: Tensor) -> Potentials:
+        return Potentials(change(self.unary), change(self.stop), self.interaction.map(change), mask)
+
     def check(self) -> None:
         """Raise ``ValueError`` naming the first tensor that holds NaN or +inf. −inf is legal: it rules a choice out."""
         self.check_scores()
@@ -121,6 +152,13 @@ def check_potentials(pot: Any) -> None:
         raise ValueError(f"pot: expected Potentials, got {describe(pot)}")
 
 
+def as_device(device: Any) -> torch.device:
+    try:
+        return torch.device(device)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"device: expected a device such as 'cpu' or 'cuda', got {describe(device)}") from None
+
+
 def row_index(rows: Any, count: int, device: torch.device) -> Tensor:
     """Indices or a boolean mask of the rows of a batch, as a tensor (R,) or (B,)."""
     try:
@@ -138,7 +176,7 @@ def row_index(rows: Any, count: int, device: torch.device) -> Tensor:
 
 
 @register_pytree
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Selection:
     """What a decoder picked.
 
@@ -175,9 +213,20 @@ class Selection:
 
         return unpad(self.indices.tolist())
 
+    def __repr__(self) -> str:
+        shape, device = tuple(self.indices.shape), self.indices.device
+        if device.type == "meta" or self.indices.numel() > 64:
+            return f"Selection(indices {shape}, {device})"
+        log_prob = [round(value, 4) for value in self.log_prob.flatten().tolist()]
+        return f"Selection(indices {shape}, {device}, picks={self.tolist()}, log_prob={log_prob})"
+
     def to(self, device: torch.device | str) -> Selection:
+        device = as_device(device)
         moved = {f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
         return replace(self, **moved)  # type: ignore[arg-type]
+
+    def cpu(self) -> Selection:
+        return self.to("cpu")
 
 
 def picked_mask(indices: Tensor, num_candidates: int) -> Tensor:

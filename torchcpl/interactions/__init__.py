@@ -1,4 +1,4 @@
-"""How a pick changes what is left: the model's one moving part, one file a kind."""
+"""Interactions: how a pick changes the logits of the remaining candidates. One file per kind."""
 
 from torchcpl.interactions.base import Additive, Interaction
 from torchcpl.interactions.contextual import Contextual

@@ -1,4 +1,4 @@
-"""The protocol: how picks become additions to the logits of what is left.
+"""The protocol: how picks change the logits of the remaining candidates.
 
 Every loss and decoder drives an interaction through the same few calls. A *state* summarises the picks made so
 far. It is a tuple of tensors that all start with (B, K): K hypotheses beside each other for every row of the
@@ -8,6 +8,7 @@ batch (beams, samples, prefixes), which share the row's parameters without copyi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from typing import ClassVar, TypeVar
@@ -64,11 +65,11 @@ class Interaction(ABC):
         return self._pair_effects()[0]
 
     def dense_stop(self) -> Tensor | None:
-        """(B, N) the effect on the stop of having picked i, None where the stop does not listen."""
+        """(B, N) the effect on the stop of having picked i, None where the stop does not depend on the picks."""
         return self._pair_effects()[1]
 
     def _pair_effects(self) -> tuple[Tensor, Tensor | None]:
-        # The effect of one pick alone, which is all of W where effects add up and its first order where not.
+        # The effect of one pick alone: W itself where effects add up, else its first order.
         batch, candidates = self.shape
         everyone = torch.arange(candidates, device=self._device).expand(batch, candidates)
         base, base_stop = self.logits(self.start(1))
@@ -79,16 +80,27 @@ class Interaction(ABC):
 
     @property
     def _device(self) -> torch.device:
-        return next(v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)).device  # type: ignore[arg-type]
+        return next(iter(self._tensors.values())).device
 
     def rows(self: Self, rows: slice | Tensor | list[int]) -> Self:
         """Some of the rows of the batch."""
-        picked = {f.name: v[rows] for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}  # type: ignore[arg-type]
-        return replace(self, **picked)  # type: ignore[type-var]
+        return self.map(lambda part: part[rows])
+
+    def map(self: Self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same interaction with every tensor changed."""
+        return replace(self, **{name: change(part) for name, part in self._tensors.items()})  # type: ignore[type-var]
+
+    @property
+    def _tensors(self) -> dict[str, Tensor]:
+        return {f.name: part for f in fields(self) if isinstance(part := getattr(self, f.name), Tensor)}  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name} {tuple(part.shape)}" for name, part in self._tensors.items())
+        return f"{type(self).__name__}({parts})"
 
 
 class Additive(Interaction):
-    """An interaction whose state is a sum over the picks: it says what one pick adds, and how the sum reads."""
+    """An interaction whose state is a sum over the picks: a kind defines ``steps``, what one adds, and ``logits``."""
 
     @abstractmethod
     def steps(self, picks: Tensor) -> State:

@@ -1,4 +1,4 @@
-"""Higher order: a small network over the running context."""
+"""A small network over the context: interactions of any order between picks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchcpl.potentials import register_pytree
 
 
 @register_pytree
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Contextual(Additive):
     """``LowRank`` whose context passes through a network: ℓ_j = θ_j + keys[j]·f(s, |S|)/√h.
 

@@ -1,4 +1,4 @@
-"""Higher order: a candidate that one pick has covered stays covered, however many others have nothing to do with it."""
+"""A soft *or* over the picks: a candidate that one pick makes redundant stays redundant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST = 30.0  # certainly covered; exp of much more would overflow
 
 
 @register_pytree
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Coverage(Additive):
     """``LowRank`` and a soft *or* over the picks: ℓ_j = θ_j + keys[j]·s/√h − log(1 + Σ_{i∈S} exp c_ji).
 

@@ -12,7 +12,7 @@ from torchcpl.potentials import register_pytree
 
 
 @register_pytree
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dense(Additive):
     """``W[b, j, i]`` is the effect on candidate j of having picked i: column i is added after pick i.
 

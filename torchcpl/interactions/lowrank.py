@@ -13,14 +13,14 @@ from torchcpl.potentials import register_pytree
 
 
 @register_pytree
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LowRank(Additive):
     """``W[j, i] = keys[j]·values[i]/√h``.
 
     A partial selection is summarised by one vector, its context ``s = Σ_{i∈S} values[i]``, and candidate j's logit
     is ``θ_j + keys[j]·s/√h``: memory O(N·h) and a decoding step is one matrix–vector product.
 
-    With ``stop_key`` the stop listens too: its logit gains ``stop_key·s/√h``.
+    With ``stop_key`` the stop's logit gains ``stop_key·s/√h``.
     """
 
     keys: Tensor  # (B, N, h)

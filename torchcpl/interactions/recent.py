@@ -1,4 +1,4 @@
-"""Sequences: besides the sum over all picks, what the latest one does."""
+"""For sequences: the sum over all picks, and a term for the latest."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torchcpl.potentials import register_pytree
 
 
 @register_pytree
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Recent(Interaction):
     """``LowRank``, and a term for the latest pick i: ℓ_j = θ_j + keys[j]·s/√h + last_keys[j]·last_values[i]/√h.
 
-    The sum s has forgotten in which order its terms came. Where the next pick follows the last, as along a path, the
-    order matters most. W is never built: a step is two matrix–vector products.
+    The sum s does not know the order of the picks, which matters where the next pick follows the last, as along a path.
+    W is never built: a step is two matrix–vector products.
     """
 
     keys: Tensor  # (B, N, h)

@@ -73,7 +73,7 @@ class PointerHead(nn.Module):
         return self.norm(tokens), tuple(caches)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pointer(Interaction):
     """State: the decoder's output (B, K, d), then its caches (or, without cache, the tokens so far)."""
 
