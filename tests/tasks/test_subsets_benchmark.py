@@ -261,9 +261,7 @@ def test_bench_says_how_many_selections_are_those_of_float32(
 
 
 def test_bench_refuses_other_precisions(folder: Path) -> None:
-    with pytest.raises(
-        ValueError, match="precision: expected one of '32-true', 'bf16-mixed', '16-mixed', got str 'fp8'"
-    ):
+    with pytest.raises(ValueError, match=r"precision: expected one of '32-true', .* got .*'fp8'"):
         BENCHMARK.bench([folder / "cpl-s0"], precision="fp8")
 
 
