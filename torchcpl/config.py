@@ -55,7 +55,7 @@ class TrainConfig:
     warmup: float = option(0.0, "fraction of all steps over which the learning rate rises", low=0.0, high=1.0)
     clip: float = option(0.0, "largest norm of the gradient (0 = no limit)", low=0.0)
     ema: float = option(0.0, "decay of the weight average that is validated and saved (0 = off)", low=0.0, high=0.99999)
-    precision: str = option("auto", "arithmetic; auto = bf16-mixed on CUDA", choices=("auto", "32-true", "bf16-mixed"))
+    precision: str = option("auto", "of training; auto = bf16-mixed on CUDA", choices=("auto", "32-true", "bf16-mixed"))
     compile: bool = option(False, "compile the model's forward pass")
     capture: bool = option(True, "replay the steps as one CUDA graph, where the method can be captured")
     deterministic: bool = option(True, "repeatable arithmetic on CUDA as well, where torch has it")

@@ -59,7 +59,7 @@ def train(*options: str) -> int:
         ("widthless", "expected at least one feature"),
         ("empty", "expected at least one row"),
         ("two-classes", "max_classes: expected at most 2"),
-        ("loners", "class 0: a split needs at least 2 images"),
+        ("loners", "class 0: a split needs at least 2 rows"),
         ("fractional", "labels: expected whole numbers or strings"),
         ("short", "labels of features"),
         ("complex", "expected (M, d) numbers"),

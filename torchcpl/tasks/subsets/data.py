@@ -26,7 +26,7 @@ EMBEDDING = "resnet18 224 bilinear float32"  # part of the cache key: what is do
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Labelled feature vectors in two splits that share no image.
+    """Labelled feature vectors in two splits that share no row.
 
     Attributes:
         train, test: (M, d) float32.
@@ -120,9 +120,9 @@ def load_source(
 
 
 def split_held_out(features: Features, fraction: float = 0.2, seed: int = 0) -> Features:
-    """Set aside part of the *training* images of each class: a development split.
+    """Hold out part of the *training* rows of each class.
 
-    The result's ``test`` is the held-out part of ``features.train``; the reported test images are not in it.
+    The result's ``test`` is the held-out part of ``features.train``; the reported test rows are not in it.
     """
     return _divide(features.train, features.train_labels, features.class_names, fraction, seed)
 
@@ -135,14 +135,14 @@ def _divide(
     seed: int = SPLIT_SEED,
     images: Tensor | None = None,
 ) -> Features:
-    """Two splits: round(fraction · size) images of each class, never all or none, are the test."""
+    """Two splits: round(fraction · size) rows of each class, never all or none, are the test."""
     if not 0 < fraction < 1:
         raise ValueError(f"fraction: expected a number between 0 and 1, got {fraction!r}")
     generator = torch.Generator().manual_seed(seed)
     held = torch.zeros(len(labels), dtype=torch.bool)
     for label, count in enumerate(labels.bincount().tolist()):
         if count == 1:
-            raise ValueError(f"class {class_names[label]}: a split needs at least 2 images, got 1")
+            raise ValueError(f"class {class_names[label]}: a split needs at least 2 rows, got 1")
         some = torch.randperm(count, generator=generator)[: min(max(round(fraction * count), 1), count - 1)]
         held[(labels.cpu() == label).nonzero()[some, 0]] = True
     held = held.to(labels.device)

@@ -48,7 +48,7 @@ class SubsetsConfig(TrainConfig):
     max_per_class: int = option(40, "most members of a class", low=1)
     max_items: int = option(160, "a bag is cut to this size", low=1)
     held_out: float = option(
-        0.0, "part of the training images set aside to choose checkpoint and knob on", low=0.0, high=0.9
+        0.0, "part of the training items set aside to choose checkpoint and knob on", low=0.0, high=0.9
     )  # fmt: skip
 
     dim: int = option(512, "width of the encoder", low=1)
@@ -61,7 +61,7 @@ class SubsetsConfig(TrainConfig):
     input_mix: float = option(
         0.0, "in training, every feature is moved up to this far towards that of another item", low=0.0, high=1.0
     )
-    standardise: bool = option(False, "scale every feature to mean 0 and variance 1 over the training images")
+    standardise: bool = option(False, "scale every feature to mean 0 and variance 1 over the training items")
     hidden: int = option(256, "width of the MLP heads", low=1)
     kind: str = option("lowrank", "interaction of the CPL head", choices=KINDS)
     live_stop: bool = option(False, "let the stop of the CPL head depend on the picks")
