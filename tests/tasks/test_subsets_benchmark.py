@@ -342,7 +342,7 @@ def test_the_bags_shown_are_one_that_is_solved_and_one_that_is_not(folder: Path)
 
 
 def test_the_star_is_the_tables_value(folder: Path, table: Table) -> None:
-    (panel,) = BENCHMARK._convergence([BENCHMARK.read(path) for path in sorted(folder.iterdir())])
+    (panel,) = BENCHMARK._convergence([BENCHMARK.read(path) for path in sorted(folder.iterdir())], table)
     assert not isinstance(panel.figure, bytes)
     rows = {row["method"]: row for row in table.rows}  # of the last rule
     axes = panel.figure.axes[0]

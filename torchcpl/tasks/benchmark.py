@@ -167,14 +167,15 @@ class Benchmark(ABC, Generic[C]):
             raise ValueError(f"rules: expected some of {', '.join(self.rules)}, got {unknown[0]!r}")
         groups = self._groups(runs)
         times = {label: self._ms(group[0]) for label, group in groups.items()}
+        scores = {label: list(map(self.by_rule, group)) for label, group in groups.items()}
         rows: list[dict[str, Any]] = []
         for rule in (self.rules[name] for name in rules or self.rules):
             for label, group in groups.items():
-                found = [scores[rule] for scores in map(self.by_rule, group) if rule in scores]
+                found = [each[rule] for each in scores[label] if rule in each]
                 if found:
                     rows.append(self._row(label, rule, found, group) | times[label])
         if not rows:
-            known = [name for name, rule in self.rules.items() if rule in self.by_rule(runs[0])]
+            known = [name for name, rule in self.rules.items() if rule in next(iter(scores.values()))[0]]
             raise ValueError(f"rules: the runs allow {', '.join(known)}, got {', '.join(rules)}")
         config = runs[0].config
         info = self._info(runs) | {"config": common([run.config for run in runs])}
@@ -332,7 +333,7 @@ class Benchmark(ABC, Generic[C]):
         if len(kinds) > 1:  # the figures know methods
             raise ValueError(f"runs: expected one kind of CPL in a report, got {', '.join(kinds)}")
         table = table or self.table(paths)
-        panels = [*self.panels(runs, table), *self._convergence(runs)]
+        panels = [*self.panels(runs, table), *self._convergence(runs, table)]
         page = Path(out) / "report.html"
         save_panels(panels, page.parent / "figures")
         configs = {str(run.path): to_toml(run.config) for run in runs if run.config.seed == runs[0].config.seed}
@@ -340,32 +341,30 @@ class Benchmark(ABC, Generic[C]):
         write_report(page, self.lead, self.findings(table), table, panels, configs, commands)
         return page
 
-    def _convergence(self, runs: Sequence[Run[C]]) -> list[Panel]:
+    def _convergence(self, runs: Sequence[Run[C]], table: Table) -> list[Panel]:
         """The metric that chooses over the epochs, of the methods that select step by step."""
-        groups = {method: [run for run in runs if _method(run) == method] for method in ("pointer", "cpl")}
-        curves = {self.names[method]: self._curve(group) for method, group in groups.items() if group}
+        metric, measured = runs[0].state["metric"], runs[0].history[0]["metrics"]
+        rows = {row["method"]: row for row in table.rows if row.get("epoch")}  # of several rules, the last
+        shown = f"reported_{metric}" in measured or table.rows[-1]["rule"] == self.reported
+        key = f"reported_{metric}" if f"reported_{metric}" in measured else metric
+        curves, colours = {}, {}
+        for method in ("pointer", "cpl"):
+            group = [run for run in runs if _method(run) == method]
+            if group:
+                name = self.names[method]
+                curves[name] = _curve(group, key, rows[name]["epoch"], rows[name][metric] if shown else None)
+                colours[name] = plots.METHODS[method]
         if not curves:
             return []
-        column = self._column(runs[0].state["metric"])
+        column = self._column(metric)
         several = any(len(curve.values) > 1 for curve in curves.values())
-        caption = f"{column.title} on the {self.reported} as training goes on" + (
-            ": mean over seeds, ± one standard deviation. The star is the table's value: the mean over the seeds, each "
-            "at the epoch chosen for it, drawn at the mean of these epochs."
-            if several
-            else ". The star is the table's value, at the epoch that was chosen."
+        caption = (
+            f"{column.title} on the {self.reported if shown else self.held_out} as training goes on"
+            + (": mean over seeds, ± one standard deviation. " if several else ". ")
+            + ("The star is the table's value" if shown else "The star is the checkpoint of the table")
+            + (": the mean over the seeds, each at its own epoch, drawn at the mean of these." if several else ".")
         )
-        colours = {self.names[method]: plots.METHODS[method] for method in groups if method in self.names}
         return [Panel("convergence", "Convergence", caption, plots.convergence(curves, column, colours))]
-
-    def _curve(self, runs: Sequence[Run[C]]) -> plots.Curve:
-        """A metric on what is reported over the epochs that all runs have, and where the table's row is."""
-        metric, histories = runs[0].state["metric"], [run.history for run in runs]
-        key = f"reported_{metric}" if f"reported_{metric}" in histories[0][0]["metrics"] else metric
-        epochs = sorted(set.intersection(*({record["epoch"] for record in history} for history in histories)))
-        values = [[r["metrics"][key] for r in history if r["epoch"] in epochs] for history in histories]
-        chosen = [list(self.by_rule(run).values())[-1] for run in runs]
-        best = (statistics.fmean(row["epoch"] for row in chosen), statistics.fmean(row[metric] for row in chosen))
-        return plots.Curve(np.array(epochs), np.array(values), best)
 
     def demo(self, out: str | Path, say: Callable[[str], None]) -> tuple[Table, Path]:
         """Train all methods by the recipe ``demo``, compare them, write ``table.json`` and the report into ``out``."""
@@ -394,6 +393,16 @@ def against_pointer(pointer: Row, cpl: Row, score: Column) -> str:
     if pointer.get("ms") and cpl.get("ms"):  # runs without their weights have no times
         said += f" and takes {pointer['ms'] / cpl['ms']:.1f}× as long to predict"
     return said + "."
+
+
+def _curve(runs: Sequence[Run[Any]], key: str, chosen: Sequence[int], value: float | None) -> plots.Curve:
+    """A metric over the epochs that all runs have; the star at the ``chosen`` epochs' mean and ``value``, or theirs."""
+    series = [{record["epoch"]: record["metrics"][key] for record in run.history} for run in runs]
+    epochs = sorted(set.intersection(*map(set, series)))
+    if value is None:
+        value = statistics.fmean(one[epoch] for one, epoch in zip(series, chosen, strict=True))
+    values = np.array([[one[epoch] for epoch in epochs] for one in series])
+    return plots.Curve(np.array(epochs), values, (statistics.fmean(chosen), value))
 
 
 def _method(run: Run[Any]) -> str:
