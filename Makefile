@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install test lint demo bench clean
+.PHONY: help install test lint docs demo bench clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,7 +23,10 @@ lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## all checks and tests
+docs: $(STAMP) ## build the site into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+test: lint docs ## all checks and tests
 	$(BIN)/python -m pytest
 
 demo: $(STAMP) ## train and compare all methods on real digits, print the table, write the report

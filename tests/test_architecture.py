@@ -16,11 +16,11 @@ ROOT = Path(torchcpl.__file__).parent
 # fmt: off
 ROOMS = [
     "checks", "potentials", "interactions", "constraints", "functional", "kernels", "losses", "decoding",
-    "distribution", "head", "inference", "files", "encoders", "metrics", "selectors", "config", "provenance",
-    "checkpoints", "train", "tables", "plots", "report", "tasks", "cli", "__main__",
+    "distribution", "head", "inference", "files", "explore", "encoders", "metrics", "selectors", "config", "provenance",
+    "checkpoints", "train", "tables", "plots", "report", "tasks", "completion", "cli", "__main__",
 ]
 # fmt: on
-CORE = ROOMS[: ROOMS.index("inference") + 1]
+CORE = [*ROOMS[: ROOMS.index("inference") + 1], "explore"]
 FILES = sorted(ROOT.rglob("*.py"))
 
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import torchcpl
-from torchcpl.cli import main
+from torchcpl import completion
+from torchcpl.cli import _parser, main
 from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsTask
 
 TINY = [
@@ -246,3 +247,22 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert torchcpl.__version__ in out
     assert "--early-stop-weight" in out
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("tr", {"train"}),
+        ("train sub", {"subsets"}),
+        ("train subsets --res", {"--resume"}),
+        ("report paths --exp", {"--explore"}),
+    ],
+)
+def test_completion(typed: str, offered: set[str]) -> None:
+    script = completion.script(_parser())
+    words = " ".join(f"'{word}'" for word in ["torchcpl", *typed.split()])
+    count = len(typed.split())
+    line = f'{script}\nCOMP_WORDS=({words}); COMP_CWORD={count}; _torchcpl; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == offered

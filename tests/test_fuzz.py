@@ -175,6 +175,21 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         method(lambda: cpl.CPLHead(2, 3), "forward"),
         lambda: {"features": tensor(B, N, 2), "mask": torch.ones(B, N, dtype=torch.bool)},
     ),
+    "explore": (
+        cpl.explore,
+        lambda: {
+            "pot": potentials(),
+            "items": np.zeros((N, 2)),
+            "row": 1,
+            "labels": list("abcd"),
+            "background": np.zeros((9, 9), np.uint8),
+            "connect": True,
+            "title": "x",
+            "stop_threshold": 0.5,
+            **limits(),
+        },
+    ),
+    "explore(images)": (cpl.explore, lambda: {"pot": potentials(), "items": [np.zeros((3, 2, 3))] * N}),
     "set_kernels": (cpl.set_kernels, lambda: {"mode": "auto"}),
     "set_validation": (cpl.set_validation, lambda: {"on": None}),
 }

@@ -11,6 +11,7 @@ from torchcpl.checks import set_validation
 from torchcpl.constraints import Adjacent, Budget, Forbid, History, Require
 from torchcpl.decoding import beam, greedy, sample, stochastic_beam
 from torchcpl.distribution import ContextualPlackettLuce
+from torchcpl.explore import explore
 from torchcpl.functional import log_prob, set_log_prob
 from torchcpl.head import CPLHead
 from torchcpl.inference import compile_for_inference
@@ -39,6 +40,7 @@ __all__ = [
     "Selection",
     "beam",
     "compile_for_inference",
+    "explore",
     "greedy",
     "log_prob",
     "ordered_nll",

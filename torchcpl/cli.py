@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchcpl import __version__
+from torchcpl import __version__, completion
 from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml
 from torchcpl.files import extra
 from torchcpl.provenance import device_name
@@ -135,6 +135,9 @@ def bench(options: argparse.Namespace) -> None:
 def report(options: argparse.Namespace) -> None:
     page = TASKS[options.task].report(options.runs, options.out)
     _say(f"Report: {page}, figures in {page.parent / 'figures'}")
+    if options.explore:
+        TASKS[options.task].explore(options.runs, options.explore)
+        _say(f"Explorer: {options.explore}  (open it in a browser)")
 
 
 def demo(options: argparse.Namespace) -> None:
@@ -185,6 +188,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for add in (_add_train, _add_evaluate, _add_table, _add_bench, _add_report, _add_demo, _add_toy, _add_scenes):
         add(verbs)
+    _add_completion(verbs)
     return parser
 
 
@@ -250,6 +254,7 @@ def _add_report(verbs: Any) -> None:
         sub.epilog = f"example:\n  torchcpl report {name} runs/{name}-cpl-s0 runs/{name}-pointer-s0 --out runs/report"
         sub.add_argument("runs", nargs="+", type=Path, metavar="RUN")
         sub.add_argument("--out", type=Path, default=Path("runs/report"), help="folder (default: runs/report)")
+        sub.add_argument("--explore", type=Path, metavar="PAGE", help="also write a page to explore an example of CPL")
 
 
 def _add_demo(verbs: Any) -> None:
@@ -291,6 +296,12 @@ def _add_scenes(verbs: Any) -> None:
     sub.add_argument("--show", nargs="?", type=Path, const=Path(), metavar="FILE.png", help=said)
     sub.add_argument("--split", nargs="+", choices=SPLITS, help="say how many scenes the parts of a split have")
     _finish(sub, scenes)
+
+
+def _add_completion(verbs: Any) -> None:
+    said = 'Print a script that completes commands and options: eval "$(torchcpl completion)" in bash.'
+    sub = verbs.add_parser("completion", help="shell completion, for bash and zsh", description=said)
+    _finish(sub, lambda _: print(completion.script(_parser())))
 
 
 class _Parser(argparse.ArgumentParser):

@@ -145,6 +145,31 @@ class Potentials:
         if not bool((self.stop < torch.inf).all()):
             check_finite("stop", self.stop)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: of the first rows the stop's score and the best candidates'."""
+        scores = self.unary.detach().float().masked_fill(~self.mask, -torch.inf)
+        best = scores.topk(min(5, self.num_candidates), dim=-1)
+        rows = [
+            (
+                count,
+                f"{stop:.2f}",
+                ", ".join(f"{i} ({s:.2f})" for i, s in zip(which, score, strict=True) if s > -torch.inf),
+            )
+            for count, stop, which, score in zip(
+                self.mask.sum(-1).tolist(), self.stop.tolist(), best.indices.tolist(), best.values.tolist(), strict=True
+            )
+        ]
+        title = f"Potentials, {len(self)} × {self.num_candidates}, {type(self.interaction).__name__}"
+        return html_table(title, ("candidates", "stop", "highest θ"), rows)
+
+
+def html_table(title: str, heads: tuple[str, ...], rows: list[tuple[Any, ...]], most: int = 8) -> str:
+    """Numbers as a small HTML table; of more than ``most`` rows the first."""
+    lines = ["".join(f"<td>{cell}</td>" for cell in (number, *row)) for number, row in enumerate(rows[:most])]
+    rest = f"<p>and {len(rows) - most:,} more</p>" if len(rows) > most else ""
+    head = "".join(f"<th>{name}</th>" for name in ("row", *heads))
+    return f"<b>{title}</b><table><tr>{head}</tr><tr>{'</tr><tr>'.join(lines)}</tr></table>{rest}"
+
 
 def check_potentials(pot: Any) -> None:
     """Raise unless ``pot`` is ``Potentials``."""
@@ -227,6 +252,15 @@ class Selection:
 
     def cpu(self) -> Selection:
         return self.to("cpu")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the picks of the first rows, in order, and their log-probability."""
+        picks = self.indices.reshape(-1, self.indices.shape[-1]).tolist()
+        rows = [
+            (", ".join(str(i) for i in row if i >= 0) or "nothing", f"{log_prob:.2f}")
+            for row, log_prob in zip(picks, self.log_prob.reshape(-1).tolist(), strict=True)
+        ]
+        return html_table(f"Selection, {tuple(self.lengths.shape)}", ("picks", "log P"), rows)
 
 
 def picked_mask(indices: Tensor, num_candidates: int) -> Tensor:

@@ -247,6 +247,14 @@ def test_the_report_holds_every_figure_of_the_runs(runs: list[Path], tmp_path: P
     assert not math.isnan(cpl["min_ade"])
 
 
+def test_a_page_to_explore(runs: list[Path], tmp_path: Path) -> None:
+    BENCHMARK.explore(runs, tmp_path / "explore.html")
+    text = (tmp_path / "explore.html").read_text(encoding="utf-8")
+    assert '"type": "point"' in text
+    assert '"connect": true' in text
+    assert '"size": [256, 256]' in text
+
+
 def test_a_report_without_cpl_shows_what_there_is(runs: list[Path], tmp_path: Path) -> None:
     page = BENCHMARK.report(runs[:1], tmp_path)
     assert 'id="scenes"' in page.read_text()

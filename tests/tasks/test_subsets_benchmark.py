@@ -287,6 +287,23 @@ def test_the_report_has_every_panel(folder: Path, tmp_path: Path, table: Table) 
         assert said in text
 
 
+def test_a_page_to_explore(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "explore.html"
+    BENCHMARK.explore(sorted(folder.iterdir()), page)
+    found = re.search(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    data = json.loads(found[1])
+    task, model, knob = BENCHMARK.restore(BENCHMARK.read(folder / "cpl-s0"))
+    bag = figures.example_bags(task, model, knob)[0][0]
+    assert data["n"] == bag.mask.shape[1]
+    assert [label for label in data["labels"] if label] == [
+        task.features.class_names[label] for label in bag.labels[0].tolist() if label >= 0
+    ]
+    assert sum(map(bool, data["items"]["values"])) == int(bag.mask.sum())
+    with pytest.raises(ValueError, match="runs: expected one of CPL"):
+        BENCHMARK.explore([folder / "threshold-s0"], page)
+
+
 def test_a_report_of_one_parallel_method(folder: Path, tmp_path: Path) -> None:
     page = BENCHMARK.report([folder / "threshold-s0"], tmp_path / "report")
     assert re.findall(r'<figure class="[^"]*" id="([^"]*)"', page.read_text(encoding="utf-8")) == ["precision-recall"]

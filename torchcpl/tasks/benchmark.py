@@ -22,6 +22,7 @@ from torchcpl import plots
 from torchcpl.checkpoints import load_checkpoint, load_weights, read_info
 from torchcpl.checks import check_choice, check_count
 from torchcpl.config import TrainConfig, to_toml
+from torchcpl.explore import Explorer
 from torchcpl.provenance import run_info
 from torchcpl.report import Panel, save_panels, write_report
 from torchcpl.tables import Column, Row, Table, summarise
@@ -93,6 +94,10 @@ class Benchmark(ABC, Generic[C]):
     def panels(self, runs: Sequence[Run[C]], table: Table) -> list[Panel]:
         """The figures of the report, beside the convergence of all tasks."""
         return []
+
+    def explorer(self, run: Run[C]) -> Explorer | None:
+        """One reported example of a CPL run as a page to explore, where the task has such a page."""
+        return None
 
     def findings(self, table: Table) -> list[str]:
         """What the table says, in sentences."""
@@ -340,6 +345,14 @@ class Benchmark(ABC, Generic[C]):
         commands = [table.info["command"], f"torchcpl evaluate {runs[-1].path}"]
         write_report(page, self.lead, self.findings(table), table, panels, configs, commands)
         return page
+
+    def explore(self, paths: Sequence[str | Path], out: str | Path) -> None:
+        """Write a page to explore an example of the first CPL run."""
+        runs = self.first_runs(list(map(self.read, paths)))
+        page = self.explorer(runs["cpl"]) if "cpl" in runs else None
+        if page is None:
+            raise ValueError(f"runs: expected one of CPL on a task with a page to explore, got {', '.join(runs)}")
+        page.save(out)
 
     def _convergence(self, runs: Sequence[Run[C]], table: Table) -> list[Panel]:
         """The metric that chooses over the epochs, of the methods that select step by step."""

@@ -1,4 +1,4 @@
-"""What the figures of the tasks have in common: a selection step by step."""
+"""What the figures of the tasks have in common: a selection step by step, and as a page to explore."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcpl.constraints import Rules
+from torchcpl.explore import Explorer, explore
 from torchcpl.functional import prefix_logits
 from torchcpl.selectors import Method, Stepwise
 
@@ -35,6 +36,16 @@ def steps_of(method: Method, encoded: Tensor, mask: Tensor, max_len: int, knob: 
     logits = prefix_logits(pot, order[:, None], Rules(pot, max_len, 0, bias, ()))[0, 0]
     added, _ = pot.interaction.prefix_logits(order)
     return Steps(picks, array(logits.softmax(-1)), array(added[0]))
+
+
+def explorer(method: Method, encoded: Tensor, mask: Tensor, max_len: int, knob: float | None, **page: Any) -> Explorer:
+    """The selection from encoded candidates (1, N, d) as a page, decoded as the method does; see `torchcpl.explore`."""
+    if not isinstance(method, Stepwise):
+        raise ValueError(f"model: expected one that selects step by step, got {type(method).__name__}")
+    knob = method.knob if knob is None else knob
+    stop: dict[str, Any] = {"stop_bias": knob} if method.stop_rule == "argmax" else {"stop_threshold": knob}
+    pot = method.potentials(encoded, mask)
+    return explore(pot, max_len=max_len, min_len=method.min_len, **stop, **page)
 
 
 def array(values: Tensor) -> NDArray[Any]:

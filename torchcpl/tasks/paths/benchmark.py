@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from torchcpl.config import override
+from torchcpl.explore import Explorer
 from torchcpl.files import stamp, write_atomic
 from torchcpl.report import Panel
 from torchcpl.tables import Column, Row, Table
@@ -90,6 +91,11 @@ class PathsBenchmark(Benchmark[PathsConfig]):
         if "cpl" in models:
             found += figures.decoding_panels(models["cpl"], shown)
         return [*found, figures.strata_panel(last_rule(table))]
+
+    def explorer(self, run: Run[PathsConfig]) -> Explorer:
+        task, model, knob = self.restore(run)
+        reported = task.scenes.select(task.parts.val)
+        return figures.scene_explorer(model, reported.select(figures.example_scenes(reported)), knob)
 
     def findings(self, table: Table) -> list[str]:
         rows = {row["method"]: row for row in last_rule(table)}

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from torchcpl import plots
+from torchcpl.explore import Explorer
 from torchcpl.metrics import path_scores
 from torchcpl.report import Panel
 from torchcpl.tables import Row
-from torchcpl.tasks.figures import array, steps_of
+from torchcpl.tasks.figures import array, explorer, steps_of
 from torchcpl.tasks.paths.sampling import BACKGROUND, CELL, GRID, PALETTE, Image
 from torchcpl.tasks.paths.scenes import Scenes
 from torchcpl.tasks.paths.task import METHODS, PathsModel
@@ -84,6 +85,18 @@ def decoding(model: PathsModel, image: Image) -> plots.Decoding:
     grids = [values[:, : GRID * GRID].reshape(-1, GRID, GRID) for values in (steps.probabilities, steps.added)]
     road = (image.reshape(GRID, CELL, GRID, CELL) != BACKGROUND).any((1, 3))
     return plots.Decoding(faint(image), points, grids[0], np.where(road, grids[1], np.nan))
+
+
+@torch.inference_mode()
+def scene_explorer(model: PathsModel, shown: Scenes, knob: float | None = None) -> Explorer:
+    """The first scene with three valid paths, or near it; its cells as the points the model sees in them."""
+    i = int(np.abs(shown.counts - 3).argmin())
+    encoded = model.encode(torch.from_numpy(shown.images[i])[None].to(model.corners.device))
+    mask = torch.ones(encoded.shape[:2], dtype=torch.bool, device=encoded.device)
+    return explorer(
+        model.method, encoded, mask, model.max_len, knob, items=model.points(encoded)[0],
+        background=faint(shown.images[i], 0.6), connect=True, title=f"A road scene with {shown.counts[i]} valid paths",
+    )  # fmt: skip
 
 
 def fork(points: Any, paths: Sequence[Any]) -> int:

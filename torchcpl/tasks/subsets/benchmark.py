@@ -8,6 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from torchcpl.explore import Explorer
 from torchcpl.files import stamp
 from torchcpl.report import Panel
 from torchcpl.selectors import kmeans
@@ -97,6 +98,9 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
             found += figures.bag_panels(*restored["cpl"])
         reference = next((row for row in table.rows if row["method"] == REFERENCE), None)
         return [*found, figures.trade_panel(restored, reference)]
+
+    def explorer(self, run: Run[SubsetsConfig]) -> Explorer:
+        return figures.bag_explorer(*self.restore(run))
 
     def findings(self, table: Table) -> list[str]:
         rows = {row["method"]: row for row in table.rows}  # of several rules, the last

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from torchcpl import plots
+from torchcpl.explore import Explorer
 from torchcpl.files import extra
 from torchcpl.metrics import cluster_scores
 from torchcpl.report import Panel
 from torchcpl.selectors import Stepwise
 from torchcpl.tables import Row
-from torchcpl.tasks.figures import array, steps_of
+from torchcpl.tasks.figures import array, explorer, steps_of
 from torchcpl.tasks.subsets.bags import Bags, BagSampler, fixed_bags
 from torchcpl.tasks.subsets.task import METHODS, REFERENCE, SubsetsModel, SubsetsTask
 
@@ -94,6 +95,18 @@ def bag_panels(task: SubsetsTask, model: SubsetsModel, knob: float | None) -> li
         Panel("interaction", "Interaction W", caption, plots.interaction(trace.W, trace.labels, names), dense=True)
     )
     return shown
+
+
+@torch.inference_mode()
+def bag_explorer(task: SubsetsTask, model: SubsetsModel, knob: float | None) -> Explorer:
+    """The bag that the report shows as solved, its items as images where there are any, named by their class."""
+    bag, features = example_bags(task, model, knob)[0][0], task.features
+    labels = [features.class_names[label] if label >= 0 else "" for label in bag.labels[0].tolist()]
+    images = None if features.images is None else features.images[bag.rows[0].cpu()].numpy()
+    title = f"A bag of {int(bag.mask.sum())} items of {int((bag.target >= 0).sum())} classes"
+    return explorer(
+        model.method, model.encode(bag), bag.mask, model.max_len, knob, items=images, labels=labels, title=title
+    )
 
 
 def _steps(trace: Trace, names: tuple[str, ...], share: float) -> Panel:
