@@ -17,7 +17,7 @@ from bench.speed import decode_inputs, gradients, loss_inputs, loss_of, same_gra
 from bench.timing import CUDA, DEVICE, NAMES, graphed
 from torchcpl.constraints import Rules
 from torchcpl.kernels import greedy_triton, nll_triton, use
-from torchcpl.kernels.dispatch import Plan
+from torchcpl.kernels.greedy_plan import Plan
 
 # Candidates of a tile, hidden dimensions of a product, warps, stages: what is chosen for some size, and others that
 # come near it.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcpl.checks import check_choice, check_count, check_generator, check_number, describe
 from torchcpl.constraints import History, Rules
-from torchcpl.functional import blame_nan, check_sequences, reduced, step_log_probs, trimmed
+from torchcpl.functional import blame_nan, check_sequences, joined, reduced, step_log_probs, trimmed
 from torchcpl.kernels import dispatch
 from torchcpl.potentials import Potentials, picked_mask
 
@@ -27,10 +27,11 @@ def ordered_nll(pot: Potentials, order: Tensor, *, per_step: bool = False, reduc
     check_choice("reduction", reduction, REDUCTIONS)
     check_choice("per_step", per_step, (True, False))
     check_sequences("order", order, pot, picks_real=True)
-    loss = dispatch.sequence_nll(pot, order, Rules(pot), "none" if per_step else reduction)
+    whole = order.unsqueeze(1)  # (B, 1, T)
+    loss = -joined(*dispatch.prefix_log_probs(pot, whole, Rules(pot)), whole).squeeze(1)
     if per_step:
-        loss = reduced(loss / ((order >= 0).sum(-1) + 1), reduction)
-    return blame_nan(loss, pot)
+        loss = loss / ((order >= 0).sum(-1) + 1)
+    return blame_nan(reduced(loss, reduction), pot)
 
 
 def subset_nll(

@@ -9,7 +9,7 @@ from torch import Tensor
 import torchcpl as cpl
 from torchcpl.constraints import Rules
 from torchcpl.kernels import dispatch, set_kernels, use
-from torchcpl.kernels.dispatch import Plan
+from torchcpl.kernels.greedy_plan import Plan
 
 
 def test_the_switch() -> None:

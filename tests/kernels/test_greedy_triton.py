@@ -15,17 +15,19 @@ from torch import Tensor
 import torchcpl as cpl
 from torchcpl.constraints import Rules
 from torchcpl.kernels import dispatch, greedy_triton, use
-from torchcpl.kernels.dispatch import Plan
+from torchcpl.kernels.greedy_plan import Plan
 
-# Every branch: W in registers or in tiles, given, built or factored; one tile and several.
+# Every branch: W in registers or in tiles, given, built or factored; one tile and several; one program and several.
 WAYS = [
-    Plan("dense", "block", 64),
-    Plan("dense", "tiles", 64),
-    Plan("dense", "tiles", 16),
-    Plan("factored", "tiles", 64),
-    Plan("factored", "tiles", 16),
+    Plan("block", 64),
+    Plan("tiles", 64),
+    Plan("tiles", 16),
+    Plan("factored", 64),
+    Plan("factored", 16),
+    Plan("factored", 16, programs=2),
+    Plan("factored", 16, programs=5),  # more than there are tiles
 ]
-WAY_IDS = [f"{way.form}-{way.path}-{way.size}" for way in WAYS]
+WAY_IDS = [f"{way.kernel}-{way.size}-{way.programs}" for way in WAYS]
 KINDS = ["dense", "lowrank"]
 
 
@@ -52,17 +54,18 @@ def potentials(
 
 
 def ways_for(kind: str) -> list[Plan]:
-    return WAYS if kind == "lowrank" else [way for way in WAYS if way.form == "dense"]
+    return WAYS if kind == "lowrank" else [way for way in WAYS if way.kernel != "factored"]
 
 
 CASES = [
-    pytest.param(kind, way, id=f"{kind}-{way.form}-{way.path}-{way.size}") for kind in KINDS for way in ways_for(kind)
+    pytest.param(kind, way, id=f"{kind}-{name}")
+    for kind in KINDS
+    for way, name in zip(WAYS, WAY_IDS, strict=True)
+    if way in ways_for(kind)
 ]
 
 # One of each kernel's branches, for what does not depend on the rest.
-FEW = [
-    case for case in CASES if case.id in ("dense-dense-block-64", "dense-dense-tiles-16", "lowrank-factored-tiles-16")
-]
+FEW = [case for case in CASES if case.id in ("dense-block-64-1", "dense-tiles-16-1", "lowrank-factored-16-2")]
 
 
 def loop(
@@ -72,9 +75,9 @@ def loop(
     stop_bias: Any = 0.0,
     forbid: Tensor | None = None,
     stop_threshold: float | None = None,
-) -> tuple[list[list[int]], list[float]]:
-    """One row and one pick at a time, in float64."""
-    everyone, scores = [], []
+) -> tuple[list[list[int]], list[float], list[list[float]]]:
+    """One row and one pick at a time, in float64: the picks, their log-probability, and that of each."""
+    everyone, scores, steps = [], [], []
     for b in range(len(pot)):
         W = pot.interaction.rows([b])
         if isinstance(W, cpl.Dense):
@@ -92,6 +95,7 @@ def loop(
         if forbid is not None:
             free &= ~(forbid[b] if forbid.dim() > 1 else forbid)
         picks: list[int] = []
+        gains: list[float] = []
         score = 0.0
         while len(picks) < (len(free) if max_len is None else min(max_len, len(free))):
             left = [i for i in range(len(free)) if free[i] and logits[i] > -math.inf]
@@ -105,7 +109,8 @@ def loop(
             if may_stop and stops:
                 score += stop - norm
                 break
-            score += float(logits[best]) - norm
+            gains.append(float(logits[best]) - norm)
+            score += gains[-1]
             picks.append(best)
             free[best] = False
             logits = logits + effect[:, best]
@@ -113,12 +118,13 @@ def loop(
                 stop += float(stop_effect[best])
         everyone.append(picks)
         scores.append(score)
-    return everyone, scores
+        steps.append(gains)
+    return everyone, scores, steps
 
 
 def check(pot: cpl.Potentials, way: Plan, **asked: Any) -> None:
     """The kernel's picks and scores are the loop's; nothing of the output is left unwritten."""
-    expected, scores = loop(pot, **asked)
+    expected, scores, steps = loop(pot, **asked)
     options = dict(asked)
     threshold = options.pop("stop_threshold", None)
     forbid = options.pop("forbid", None)
@@ -131,6 +137,10 @@ def check(pot: cpl.Potentials, way: Plan, **asked: Any) -> None:
     padding = torch.arange(rules.max_len, device=found.indices.device) >= found.lengths.unsqueeze(-1)
     assert bool((found.indices[padding] == -1).all())
     torch.testing.assert_close(found.log_prob[:, 0].double().cpu(), torch.tensor(scores).double(), rtol=2e-6, atol=2e-6)
+    assert found.step_log_prob is not None
+    for row, gains in zip(found.step_log_prob[:, 0].double().cpu(), steps, strict=True):
+        wanted = torch.tensor([*gains, *[0.0] * (rules.max_len - len(gains))]).double()
+        torch.testing.assert_close(row, wanted, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize(("kind", "way"), CASES)
@@ -367,7 +377,7 @@ def test_the_largest_number_of_candidates(kind: str, device: torch.device) -> No
     else:
         interaction = cpl.LowRank(torch.randn(1, n, 4, device=device), torch.randn(1, n, 4, device=device))
     pot = cpl.Potentials(torch.randn(1, n, device=device), torch.full((1,), -9.0, device=device), interaction)
-    way = Plan("dense" if kind == "dense" else "factored", "tiles", 4096)
+    way = Plan("tiles", 4096) if kind == "dense" else Plan("factored", 4096, programs=3)
     found = greedy_triton.decode(pot, Rules(pot, steps), way)
     with use("plain"):
         plain = cpl.greedy(pot, steps)
@@ -387,7 +397,7 @@ def test_offsets_beyond_32_bits(path: str, dim: int, device: torch.device) -> No
     unary, stop = torch.randn(1, n, device=device), torch.full((1,), -99.0, device=device)
     unary[0, -1] = 99.0  # the first pick
     have, want = (
-        greedy_triton.decode(pot, Rules(pot, n), Plan("dense", path, 16))
+        greedy_triton.decode(pot, Rules(pot, n), Plan(path, 16))
         for pot in (cpl.Potentials(unary, stop, cpl.Dense(matrix)) for matrix in (apart, W))
     )
     assert have.indices.equal(want.indices)
@@ -395,13 +405,13 @@ def test_offsets_beyond_32_bits(path: str, dim: int, device: torch.device) -> No
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: Triton's interpreter has one thread")
-@pytest.mark.parametrize("form", ["dense", "factored"])
-def test_threads_that_outnumber_a_tile_agree(form: str) -> None:
+@pytest.mark.parametrize("kernel", ["tiles", "factored"])
+def test_threads_that_outnumber_a_tile_agree(kernel: str) -> None:
     """Several threads hold the same number, and only one of them writes it: many rows, again and again."""
     pot = potentials(torch.device("cuda"), batch=512, n=200)
-    expected = greedy_triton.decode(pot, Rules(pot, 30, stop_bias=-50.0), Plan("dense", "tiles", 256))
+    expected = greedy_triton.decode(pot, Rules(pot, 30, stop_bias=-50.0), Plan("tiles", 256))
     for _ in range(5):
-        found = greedy_triton.decode(pot, Rules(pot, 30, stop_bias=-50.0), Plan(form, "tiles", 16, warps=8))
+        found = greedy_triton.decode(pot, Rules(pot, 30, stop_bias=-50.0), Plan(kernel, 16, warps=8))
         same = (found.indices == expected.indices).all(-1).float().mean()
         assert float(same) > 0.99  # the last bits of W differ between its forms
 
@@ -533,7 +543,7 @@ def test_the_public_decoders_run_the_kernels(kind: str, seen: list[Plan], device
         found = cpl.greedy(pot, 5, min_len=1, stop_bias=-1.0)
         assert cpl.greedy(pot, 5, stop_threshold=0.1).indices.equal(cautious.indices)
         sampled = cpl.sample(pot, 2, max_len=3, generator=torch.Generator(device).manual_seed(0))
-    assert seen == [Plan("dense", "block", 64, warps=1)] * 3
+    assert seen == [Plan("block", 64, warps=1)] * 3
     assert found.indices.equal(plain.indices)
     assert found.lengths.equal(plain.lengths)
     torch.testing.assert_close(found.log_prob, plain.log_prob)

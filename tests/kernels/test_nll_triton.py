@@ -15,7 +15,7 @@ from torch import Tensor
 import torchcpl as cpl
 from torchcpl import functional
 from torchcpl.constraints import Rules
-from torchcpl.kernels import dispatch, nll_check, nll_triton, use
+from torchcpl.kernels import dispatch, nll_triton, use
 from torchcpl.kernels.nll_triton import Tiles, tiles
 
 Leaves = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # unary, stop, keys, values, stop_key
@@ -126,19 +126,14 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Tiles]]:
 
 
 # Each branch by the tiles that lead to it; P, T and N to go with them.
-ALONE, ONE_WALK, TWO_WALKS = (
-    {"both": both, "alone": alone} for both, alone in ((True, True), (True, False), (False, False))
-)
 BRANCHES = [
-    pytest.param(ALONE, 1, 5, 37, id="alone"),
-    pytest.param(ONE_WALK, 1, 5, 37, id="one-walk"),
-    pytest.param(TWO_WALKS, 1, 5, 37, id="two-walks"),
-    pytest.param(ONE_WALK | {"split": 3, "candidates": 16}, 1, 5, 70, id="one-walk-split"),
-    pytest.param(TWO_WALKS | {"split": 2, "candidates": 16}, 2, 3, 40, id="two-walks-split"),
-    pytest.param(ONE_WALK | {"split": 5, "candidates": 16}, 1, 3, 17, id="more-parts-than-tiles"),
-    pytest.param(TWO_WALKS | {"steps": 16}, 1, 35, 40, id="several-tiles-of-contexts"),
-    pytest.param(TWO_WALKS, 3, 4, 20, id="several-sequences"),
-    pytest.param(TWO_WALKS | {"part": 32, "hidden": 128}, 1, 4, 20, id="hidden-in-parts"),
+    pytest.param({}, 1, 5, 37, id="one-tile"),
+    pytest.param({"split": 3, "candidates": 16}, 1, 5, 70, id="split"),
+    pytest.param({"split": 2, "candidates": 16}, 2, 3, 40, id="sequences-split"),
+    pytest.param({"split": 5, "candidates": 16}, 1, 3, 17, id="more-shares-than-tiles"),
+    pytest.param({"steps": 16}, 1, 35, 40, id="several-tiles-of-contexts"),
+    pytest.param({}, 3, 4, 20, id="several-sequences"),
+    pytest.param({"chunk": 32, "hidden": 128}, 1, 4, 20, id="hidden-in-chunks"),
 ]
 
 
@@ -164,41 +159,6 @@ def test_every_branch_is_as_exact_as_plain_torch(
     assert len(used) == 2  # forward and backward
     for name, value in changes.items():
         assert all(getattr(tile, name) == value for tile in used)
-
-
-@pytest.mark.parametrize(("changes", "_", "steps", "n"), BRANCHES)
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-def test_whole_sequences(
-    changes: dict[str, Any],
-    _: int,
-    steps: int,
-    n: int,
-    reduction: str,
-    force: Callable[..., list[Tiles]],
-    device: torch.device,
-) -> None:
-    """The loss, reduced in the kernels, and its gradients; of the rows one is short, one empty and one all padding."""
-    used = force(**changes)
-    mask = (torch.rand(4, n) > 0.1).to(device)
-    mask[3] = False
-    order = sequences(mask, 1, steps)[:, 0]
-    order[2] = -1
-    leaves = draw(4, n, 20, torch.float32, device)
-    weight = torch.linspace(0.5, 1.5, 4, device=device)
-
-    def run(way: Any, leaves: Leaves) -> list[Tensor]:
-        unary, stop, keys, values, stop_key = own = [leaf.detach().requires_grad_() for leaf in leaves]
-        pot = cpl.Potentials(unary, stop, cpl.LowRank(keys, values, stop_key), mask)
-        loss = way(pot, order, Rules(pot))
-        return [loss.detach(), *torch.autograd.grad((loss * weight).sum(), own)]
-
-    def plainly(pot: cpl.Potentials, order: Tensor, rules: Rules) -> Tensor:
-        return functional.reduced(-functional.sequence_log_probs(pot, order.unsqueeze(1), rules).squeeze(1), reduction)
-
-    ours = run(lambda *given: nll_triton.sequence_nll(*given, reduction), leaves)
-    for have, want in zip(ours, run(plainly, tuple(x.double() for x in leaves)), strict=True):  # type: ignore[arg-type]
-        torch.testing.assert_close(have.double(), want, rtol=1e-5, atol=2e-6)
-    assert len(used) == 2
 
 
 SIZES = [(1, 1, 1, 1, 1), (2, 1, 3, 2, 0), (1, 64, 16, 1, 16), (2, 65, 33, 1, 17), (1, 5, 4, 2, 5), (3, 9, 130, 1, 2)]
@@ -299,12 +259,8 @@ def test_many_candidates(dtype: torch.dtype, force: Callable[..., list[Tiles]], 
         assert error <= 2 * max(allowed, rounding), f"{name}: {error:.1e}, plain torch {allowed:.1e}"
 
 
-@pytest.mark.parametrize("changes", [ALONE, ONE_WALK, TWO_WALKS], ids=["alone", "one-walk", "two-walks"])
-def test_factors_beyond_32_bits(
-    changes: dict[str, Any], force: Callable[..., list[Tiles]], device: torch.device
-) -> None:
+def test_factors_beyond_32_bits(device: torch.device) -> None:
     """The third row lies 2³¹ numbers from the first; what lies between is never touched, and costs no memory."""
-    force(**changes)
     leaves = draw(3, 20, 6, torch.bfloat16, device)
     mask = torch.ones(3, 20, dtype=torch.bool, device=device)
     order = sequences(mask, 1, 4)
@@ -363,8 +319,8 @@ def test_the_losses_use_the_kernels(name: str, device: torch.device, monkeypatch
     target = sequences(mask, 1, 4)[:, 0]
     leaves = draw(3, 20, 6, torch.float32, device)
     calls = []
-    run = nll_triton.scores
-    monkeypatch.setattr(nll_triton, "scores", lambda *given: calls.append(1) or run(*given))
+    run = nll_triton.nll
+    monkeypatch.setattr(nll_triton, "nll", lambda *given: calls.append(1) or run(*given))
 
     def loss(mode: str) -> tuple[Tensor, ...]:
         own = [leaf.detach().requires_grad_() for leaf in leaves]
@@ -451,108 +407,15 @@ def test_the_compiler_sees_one_operation(what: str, dynamic: bool, device: torch
         torch.testing.assert_close(have, want)
 
 
-# The check that the kernels are compiled rightly
-
-
-def some_potentials(dtype: torch.dtype, device: torch.device, live: bool = True, **more: Any) -> cpl.Potentials:
-    unary, stop, keys, values, stop_key = draw(3, more.get("n", 20), 6, dtype, device)
-    return cpl.Potentials(unary, stop, cpl.LowRank(keys, values, stop_key if live else None))
-
-
-@pytest.fixture
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> dict[Any, str | None]:
-    found: dict[Any, str | None] = {}
-    monkeypatch.setattr(nll_check, "_faults", found)
-    return found
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("live", [False, True], ids=["", "live"])
-@pytest.mark.parametrize(("steps", "n"), [(0, 5), (4, 20), (20, 17), (7, 1)])
-def test_sound_kernels_pass_their_check(
-    steps: int, n: int, live: bool, dtype: torch.dtype, device: torch.device, unchecked: dict[Any, str | None]
-) -> None:
-    """Whatever the numbers of the first batch, and whatever the caller is in the middle of."""
-    pot = some_potentials(dtype, device, live, n=n)
-    pot = replace(pot, stop=torch.full_like(pot.stop, -math.inf), unary=torch.full_like(pot.unary, math.nan))
-    order = torch.full((3, 2, steps), -1, device=device)
-    drawn = torch.random.get_rng_state()
-    with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16):
-        assert nll_check.fault(pot, order, whole=False) is None
-    with torch.no_grad():
-        assert nll_check.fault(pot, order[:, 0], whole=True) is None
-    assert len(unchecked) == 2
-    assert torch.random.get_rng_state().equal(drawn)
-
-
-@pytest.mark.parametrize("whole", [False, True], ids=["picks", "whole"])
-@pytest.mark.parametrize("spoilt", range(6))
-def test_kernels_that_are_compiled_wrongly_are_found_out(
-    spoilt: int, whole: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch, unchecked: dict[Any, str | None]
-) -> None:
-    pot = some_potentials(torch.bfloat16, device)
-    order = torch.tensor([[1, 2, 3]] * 3, device=device)
-    order = order if whole else order.unsqueeze(1)
-    scores_of, gradients_of = nll_triton.scores_of, nll_triton.gradients_of
-
-    def wrong_scores(*given: Any) -> Any:
-        found, *rest = scores_of(*given)
-        found[:2] *= 1.0 if spoilt else 1.3
-        return found, *rest
-
-    def wrong_gradients(*given: Any) -> Any:
-        return [g * 1.3 if i + 1 == spoilt else g for i, g in enumerate(gradients_of(*given))]
-
-    monkeypatch.setattr(nll_triton, "scores_of", wrong_scores)
-    monkeypatch.setattr(nll_triton, "gradients_of", wrong_gradients)
-    said = f"{nll_check.NAMES[spoilt]} as compiled here is off"
-    with pytest.warns(RuntimeWarning, match=said):
-        assert said in str(nll_check.fault(pot, order, whole))
-    if device.type == "cuda" and whole:
-        with use("plain"):
-            expected = cpl.ordered_nll(pot, order)
-        assert cpl.ordered_nll(pot, order).equal(expected)
-        with use("triton"), pytest.raises(ValueError, match=said):
-            cpl.ordered_nll(pot, order)
-
-
-def test_each_kind_is_checked_once(device: torch.device, unchecked: dict[Any, str | None]) -> None:
-    order = torch.tensor([[1, 2, 3]] * 3, device=device)
-    for dtype, n, whole, kinds in (
-        *((torch.float32, 20, True, 1), (torch.float32, 20, True, 1), (torch.float32, 20, False, 2)),
-        *((torch.bfloat16, 20, True, 3), (torch.float32, 32, True, 4), (torch.float32, 23, True, 4)),
-    ):
-        pot = some_potentials(dtype, device, n=n)
-        assert nll_check.fault(pot, order if whole else order.unsqueeze(1), whole) is None
-        assert len(unchecked) == kinds
-
-
-def test_the_check_leaves_a_checkpoint_alone(device: torch.device, unchecked: dict[Any, str | None]) -> None:
-    """What is recomputed saves as many tensors as the first time, although the check ran only then."""
-    pot = some_potentials(torch.float32, device)
-    order = torch.tensor([[1, 2, 3]] * 3, device=device)
-
-    def loss(unary: Tensor) -> Tensor:
-        own = replace(pot, unary=unary)
-        assert nll_check.fault(own, order, whole=True) is None
-        with use("plain"):
-            return cpl.ordered_nll(own, order)
-
-    unary = pot.unary.requires_grad_()
-    result: Tensor = torch.utils.checkpoint.checkpoint(loss, unary, use_reentrant=False)  # type: ignore[assignment]
-    result.backward()
-    assert unary.grad is not None
-
-
 @pytest.mark.parametrize(
     ("batch", "count", "steps", "n", "hidden", "dtype", "expected"),
     [
-        (256, 1, 32, 1024, 128, torch.float32, (32, 64, 128, 32, 256, 1, True, True, 4, 3)),
-        (256, 10, 10, 160, 256, torch.bfloat16, (16, 64, 256, 256, 2560, 1, False, False, 8, 2)),
-        (256, 1, 32, 1024, 128, torch.bfloat16, (32, 64, 128, 128, 256, 1, True, True, 4, 3)),
-        (8, 1, 64, 65_536, 128, torch.bfloat16, (64, 64, 128, 128, 8, 33, True, False, 8, 2)),
-        (8, 1, 64, 65_536, 128, torch.float32, (32, 64, 128, 32, 16, 16, False, False, 4, 3)),
-        (1, 1, 0, 1, 1, torch.float32, (16, 64, 16, 16, 1, 1, True, True, 4, 3)),
+        (256, 1, 32, 1024, 128, torch.float32, (32, 64, 128, 32, 256, 1, 4, 3)),
+        (256, 10, 10, 160, 256, torch.bfloat16, (16, 64, 256, 256, 2560, 1, 8, 2)),
+        (256, 1, 32, 1024, 128, torch.bfloat16, (32, 64, 128, 128, 256, 1, 4, 3)),
+        (8, 1, 64, 65_536, 128, torch.bfloat16, (64, 64, 128, 128, 8, 33, 8, 2)),
+        (8, 1, 64, 65_536, 128, torch.float32, (32, 64, 128, 32, 16, 16, 4, 3)),
+        (1, 1, 0, 1, 1, torch.float32, (16, 64, 16, 16, 1, 1, 4, 3)),
     ],
 )
 def test_the_tiles_for_a_size(

@@ -36,15 +36,15 @@ def greedy(
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     if stop_threshold is not None:
         check_number("stop_threshold", stop_threshold, "a probability in (0, 1]", lambda value: 0 < value <= 1)
-    found = dispatch.greedy(pot, rules, stop_threshold)
-    if found is not None:
-        return found
-    if stop_threshold is None:
-        return first_of(samples_first(rollout(pot, rules, 1, lambda log_probs: log_probs.argmax(-1))))
-    least = math.log(stop_threshold)
 
     def choose(log_probs: Tensor) -> Tensor:
+        if stop_threshold is None:
+            return log_probs.argmax(-1)
         best, pick = log_probs[..., :-1].max(-1)
-        return pick.where((log_probs[..., -1] < least) & (best > -torch.inf), pot.num_candidates)
+        goes_on = (log_probs[..., -1] < math.log(stop_threshold)) & (best > -torch.inf)
+        return pick.where(goes_on, pot.num_candidates)
 
-    return first_of(samples_first(rollout(pot, rules, 1, choose)))
+    def plain() -> Selection:
+        return first_of(samples_first(rollout(pot, rules, 1, choose)))
+
+    return dispatch.greedy(pot, rules, stop_threshold, plain)

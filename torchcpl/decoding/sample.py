@@ -60,17 +60,17 @@ def draw(
     if top_p is not None:
         check_number("top_p", top_p, "a number in (0, 1]", lambda value: 0 < value <= 1)
 
-    found = dispatch.decode(pot, rules, num_samples, temperature, generator, cut=top_k is not None or top_p is not None)
-    if found is not None:
-        return samples_first(found)
-
     def choose(log_probs: Tensor) -> Tensor:
         sharpened = sharpen(log_probs, temperature, top_k, top_p)
         # The exponential race: argmax p/E draws from p, in one pass and without a host synchronisation.
         noise = torch.empty_like(sharpened).exponential_(generator=generator)
         return (sharpened.softmax(-1) / noise).argmax(-1)
 
-    return samples_first(rollout(pot, rules, num_samples, choose))
+    def plain() -> Selection:
+        return rollout(pot, rules, num_samples, choose)
+
+    truncated = top_k is not None or top_p is not None
+    return samples_first(dispatch.sample(pot, rules, num_samples, temperature, generator, truncated, plain))
 
 
 def sharpen(log_probs: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:

@@ -1,4 +1,6 @@
-"""Which twin runs: the plain code, or the fast one that stands in for it.
+"""Which twin runs: the plain code, or the fast one that stands in for it. Every function here returns the result.
+
+An ``…_obstacle`` says in words why a fast twin cannot run, None when it can; it never raises.
 
 :func:`set_kernels` and :func:`use` choose, and so does the environment variable ``TORCHCPL_KERNELS``:
 
@@ -15,9 +17,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,11 +28,14 @@ from torchcpl.checks import check_choice, tracing
 from torchcpl.constraints import Rules
 from torchcpl.interactions import Coverage, Dense, LowRank, Recent
 from torchcpl.kernels import greedy_numpy
+from torchcpl.kernels.greedy_plan import BUILD_LIMIT, LARGEST_BLOCK, buildable, plan
 from torchcpl.potentials import Potentials, Selection
 
 MODES = ("auto", "plain", "triton")
 SINGLES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256  # hidden size that a tile of the loss kernels holds
+
+R = TypeVar("R")
 
 TRITON = importlib.util.find_spec("triton") is not None
 
@@ -58,52 +61,73 @@ def use(mode: str) -> Iterator[None]:
         set_kernels(before)
 
 
-def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -> Selection | None:
-    """Selections (B, T) of the fast twin, None where the plain rollout is to run."""
-    if _mode == "auto" and greedy_numpy.applies(pot, rules):
+def greedy(
+    pot: Potentials, rules: Rules, stop_threshold: float | None, plain: Callable[[], Selection]
+) -> Selection:
+    """Selections (B, T): the most likely choice at every step."""
+    if _mode == "auto" and greedy_numpy.obstacle(pot, rules) is None:
         return greedy_numpy.greedy(pot, rules, stop_threshold)
-    return decode(pot, rules, stop_threshold=stop_threshold)
+
+    def fast() -> Selection:
+        from torchcpl.kernels import greedy_triton
+
+        return greedy_triton.decode(pot, rules, plan(pot, rules), None, stop_threshold=stop_threshold)
+
+    return _either("decoding", pot.unary, lambda: decode_obstacle(pot, rules), fast, plain)
 
 
-def decode(
+def sample(
     pot: Potentials,
     rules: Rules,
-    width: int | None = None,
-    temperature: float | None = None,
-    generator: torch.Generator | None = None,
-    stop_threshold: float | None = None,
-    cut: bool = False,
-) -> Selection | None:
-    """One hypothesis a row, (B, T), or ``width`` of them, (B, K, T), greedy or drawn at ``temperature``.
+    width: int,
+    temperature: float,
+    generator: torch.Generator | None,
+    truncated: bool,
+    plain: Callable[[], Selection],
+) -> Selection:
+    """``width`` hypotheses a row, (B, K, T), drawn; ``truncated`` where top_k or top_p leave only some choices."""
 
-    None where the rollout is to run. ``cut`` says that only some of the choices of a step may be drawn (top-k, top-p).
-    """
-    if not _runs("decode", pot, lambda: "sampling with top_k or top_p" if cut else decode_obstacle(pot, rules)):
-        return None
-    way = plan(pot, rules, width or 1)
-    if way is None:
-        return None
-    from torchcpl.kernels import greedy_triton
+    def obstacle() -> str | None:
+        if truncated:
+            return "sampling with top_k or top_p"
+        if isinstance(pot.interaction, LowRank) and pot.num_candidates > LARGEST_BLOCK and not buildable(pot):
+            return f"samples of {pot.num_candidates} candidates"  # each would read all keys: plain torch reads them once
+        return decode_obstacle(pot, rules)
 
-    return greedy_triton.decode(pot, rules, way, width, temperature, generator, stop_threshold)
+    def fast() -> Selection:
+        from torchcpl.kernels import greedy_triton
+
+        return greedy_triton.decode(pot, rules, plan(pot, rules, width, draws=True), width, temperature, generator)
+
+    return _either("decoding", pot.unary, obstacle, fast, plain)
 
 
 def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bool = False) -> tuple[Tensor, Tensor]:
-    """``functional.prefix_log_probs``, which says what these are, by whichever twin applies."""
-    if not _runs("loss", pot, lambda: loss_obstacle(pot, order, rules, whole=False)):
+    """``functional.prefix_log_probs``, which says what these are."""
+
+    def fast() -> tuple[Tensor, Tensor]:
+        from torchcpl.kernels import nll_triton
+
+        return nll_triton.prefix_log_probs(pot, order, rules, remaining)
+
+    def plain() -> tuple[Tensor, Tensor]:
         return functional.prefix_log_probs(pot, order, rules, remaining)
-    from torchcpl.kernels import nll_triton
 
-    return nll_triton.prefix_log_probs(pot, order, rules, remaining)
+    return _either("loss", pot.unary, lambda: loss_obstacle(pot, order, rules), fast, plain)
 
 
-def sequence_nll(pot: Potentials, order: Tensor, rules: Rules, reduction: str) -> Tensor:
-    """−log P of the sequences ``order`` (B, T), ``functional.reduced``, by whichever twin applies."""
-    if not _runs("loss", pot, lambda: loss_obstacle(pot, order, rules, whole=True)):
-        return functional.reduced(-functional.sequence_log_probs(pot, order.unsqueeze(1), rules).squeeze(1), reduction)
-    from torchcpl.kernels import nll_triton
-
-    return nll_triton.sequence_nll(pot, order, rules, reduction)
+def _either(
+    kernel: str, like: Tensor, obstacle: Callable[[], str | None], fast: Callable[[], R], plain: Callable[[], R]
+) -> R:
+    """What the Triton kernel gives where it is to run and nothing stands in its way, else what plain torch gives."""
+    if _mode == "plain" or (_mode == "auto" and not like.is_cuda):
+        return plain()
+    why = obstacle()
+    if why is None:
+        return fast()
+    if _mode == "triton":
+        raise ValueError(f"kernels: expected a case for the Triton {kernel} kernel, got {why}")
+    return plain()
 
 
 def pairs(x: Tensor) -> Tensor:
@@ -143,16 +167,6 @@ def _applies(x: Tensor) -> bool:
     return (_mode == "triton" or (_mode == "auto" and x.is_cuda)) and not _no_device(x)
 
 
-def _runs(kernel: str, pot: Potentials, obstacle: Callable[[], str | None]) -> bool:
-    """Whether the Triton kernel is to run."""
-    if _mode == "plain" or (_mode == "auto" and not pot.unary.is_cuda):
-        return False
-    why = obstacle()
-    if why is not None and _mode == "triton":
-        raise ValueError(f"kernels: expected a case for the Triton {kernel} kernel, got {why}")
-    return why is None
-
-
 def _no_device(tensor: Tensor) -> str | None:
     if not TRITON:
         return "no installation of triton"
@@ -187,8 +201,8 @@ def decode_obstacle(pot: Potentials, rules: Rules) -> str | None:
     return _wrong_dtype(pot, *vars(interaction).values()) or _no_device(pot.unary)
 
 
-def loss_obstacle(pot: Potentials, order: Tensor, rules: Rules, whole: bool) -> str | None:
-    """Why the loss kernel cannot run, for ``whole`` sequences or their picks; None when it can."""
+def loss_obstacle(pot: Potentials, order: Tensor, rules: Rules) -> str | None:
+    """Why the loss kernel cannot run; None when it can."""
     interaction = pot.interaction
     if not isinstance(interaction, LowRank):
         return f"a {type(interaction).__name__} interaction"
@@ -203,60 +217,4 @@ def loss_obstacle(pot: Potentials, order: Tensor, rules: Rules, whole: bool) -> 
     if torch.float16 in (interaction.keys.dtype, interaction.values.dtype):
         return "factors in float16"  # whose gradients, p·g, underflow
     # By name: torch.compile of torch 2.11 cannot list them.
-    why = _wrong_dtype(pot, interaction.keys, interaction.values, interaction.stop_key) or _no_device(pot.unary)
-    if why is None and pot.unary.is_cuda and not torch.compiler.is_compiling():
-        from torchcpl.kernels import nll_check
-
-        return nll_check.fault(pot, order, whole)
-    return why
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How to decode: W dense (if need be built first) or factored, in one block or in tiles of so many candidates."""
-
-    form: str  # dense | factored
-    path: str  # block | tiles
-    size: int
-    warps: int = 8
-
-
-LARGEST_BLOCK = 8192  # scores that fit into one program's registers
-BUILD_LIMIT = 2**31  # bytes of W that are built for the sake of speed
-
-# Rough rates of a data-centre GPU, only to weigh one way of decoding against another.
-DEVICE_BYTES = 4e12  # memory traffic of the whole device, a second
-PROGRAM_BYTES = 6e10  # what one program can read, a second
-FLOPS = {torch.float32: 4e13, torch.float16: 5e14, torch.bfloat16: 5e14}
-PLAIN_STEP = 2e-4  # seconds of launches in a step of the plain twin
-
-
-@cache
-def _dense(block: int, alone: bool) -> Plan:
-    """With W dense, ``alone`` or beside another matrix, of which a step reads a column too: then more threads pay."""
-    if block > LARGEST_BLOCK:
-        return Plan("dense", "tiles", 4096)
-    least = 1 if alone else min(max(block // 32, 1), 8)
-    return Plan("dense", "block", block, warps=min(max(block // 256, least), 16))
-
-
-def plan(pot: Potentials, rules: Rules, width: int = 1) -> Plan | None:
-    """The cheapest way to decode ``width`` hypotheses a row; None where that is the plain twin."""
-    batch, n = pot.unary.shape
-    block = max(16, 1 << (n - 1).bit_length())
-    if isinstance(pot.interaction, Dense):
-        return _dense(block, alone=True)
-    if not isinstance(pot.interaction, LowRank):
-        return _dense(block, alone=False)
-    keys = pot.interaction.keys
-    hidden, size = keys.shape[2], keys.element_size()
-    reads = rules.max_len * n * hidden * size  # bytes of keys that a hypothesis reads, all of them at every step
-    number = 2 * hidden / FLOPS[keys.dtype] + 2 * size / DEVICE_BYTES  # seconds to compute one of W, write and read it
-    ways: dict[Plan | None, float] = {
-        Plan("factored", "tiles", min(block, 256)): reads * max(1 / PROGRAM_BYTES, batch * width / DEVICE_BYTES)
-    }
-    if batch * n * n * size <= BUILD_LIMIT:
-        ways[_dense(block, alone=True)] = batch * n * n * number
-    if _mode == "auto":
-        ways[None] = rules.max_len * PLAIN_STEP + reads * batch / DEVICE_BYTES
-    return min(ways, key=lambda way: ways[way])
+    return _wrong_dtype(pot, interaction.keys, interaction.values, interaction.stop_key) or _no_device(pot.unary)

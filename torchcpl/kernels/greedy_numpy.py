@@ -32,17 +32,19 @@ KEPT = 2**18  # scores kept for their normalisers at a time
 GRAIN = 2**15  # numbers up to which torch works in one thread
 
 
-def applies(pot: Potentials, rules: Rules) -> bool:
-    """On the CPU, all in float32 or all in float64, with nothing but masks and length limits."""
+def obstacle(pot: Potentials, rules: Rules) -> str | None:
+    """Why this twin cannot run; None when it can: on the CPU, all in float32 or float64, masks and length limits."""
     interaction = pot.interaction
-    return (
-        pot.unary.device.type == "cpu"
-        and pot.unary.dtype in (torch.float32, torch.float64)
-        and rules.plain
-        and isinstance(interaction, Dense | LowRank | Coverage | Recent)
-        and all(part is None or part.dtype == pot.unary.dtype for part in vars(interaction).values())
-        and not torch.compiler.is_compiling()
-    )
+    if not isinstance(interaction, Dense | LowRank | Coverage | Recent):
+        return f"a {type(interaction).__name__} interaction"
+    if torch.compiler.is_compiling():
+        return "torch.compile or torch.export"
+    if pot.unary.device.type != "cpu":
+        return f"tensors on {pot.unary.device}"
+    if not rules.plain:
+        return "constraints other than Forbid"
+    dtypes = {part.dtype for part in (pot.unary, *vars(interaction).values()) if part is not None}
+    return None if dtypes <= {torch.float32} or dtypes <= {torch.float64} else f"potentials in {dtypes}"
 
 
 def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -> Selection:

@@ -1,16 +1,18 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Greedy and sampling decoding on the GPU: one program runs a hypothesis from the first pick to the stop.
+"""Greedy and sampling decoding on the GPU. The plain twin is ``decoding.rollout``.
 
-A step is a few reductions over N numbers, so launches and trips to the host would cost more than the work. Nothing
-leaves the kernel until the hypothesis has stopped.
+A step is a few reductions over N numbers, so launches and trips to the host would cost more than the work.
 
-- ``block``: all N scores of a hypothesis stay in registers; a step reads one column of W.
-- ``tiles``: for N that no register file holds, and for the factored form, whose step reads all keys. What the picks
-  have added waits in a row of global memory (in cache, in practice) and is walked tile by tile.
+- ``block``: one program runs a hypothesis from the first pick to the stop, all N scores in registers; a step reads one
+  column of W.
+- ``tiles``: the same for N that no register file holds. What the picks have added waits in a row of global memory (in
+  cache, in practice) and is walked tile by tile.
+- ``factored``: a step reads all keys. Where a hypothesis has many, several programs share them and every step is one
+  launch, of programs that first work out what the step before has chosen and then score their share.
 
 A ``LowRank`` interaction is decoded factored, or as the dense W that one matrix product builds first, as
-``dispatch.plan`` says. ``Coverage`` and ``Recent`` are decoded in a block, beside W a second matrix that says what
-covers what, or what the latest pick adds. The plain twin of all is ``decoding.rollout``.
+``greedy_plan`` says. ``Coverage`` and ``Recent`` are decoded in a block, beside W a second matrix that says what
+covers what, or what the latest pick adds.
 """
 
 from __future__ import annotations
@@ -23,15 +25,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from torchcpl.checks import capturing
 from torchcpl.constraints import Rules
 from torchcpl.functional import blame_nan
 from torchcpl.interactions import Coverage, Dense, Recent
 from torchcpl.interactions.base import without_autocast
 from torchcpl.interactions.coverage import LARGEST
-from torchcpl.kernels.dispatch import Plan
+from torchcpl.kernels.greedy_plan import Plan
 from torchcpl.kernels.streams import side_by_side
 from torchcpl.potentials import Potentials, Selection
 
+SYNC_EVERY = 32  # launches of a step between two looks at whether all hypotheses have stopped
 MOST_COVERED = tl.constexpr(LARGEST)
 LOWEST = tl.constexpr(-3.0e38)  # stands in for −inf as a running maximum, whose differences must not be NaN
 
@@ -53,58 +57,79 @@ def decode(
     batch, n = unary.shape
     shape = (batch,) if width is None else (batch, width)
     width, steps = width or 1, rules.max_len
-    indices = unary.new_empty(*shape, steps, dtype=torch.long)
-    lengths = unary.new_empty(shape, dtype=torch.long)
-    log_prob = unary.new_empty(shape, dtype=torch.float32)
+    found = Selection(
+        unary.new_full((*shape, steps), -1, dtype=torch.long),
+        unary.new_full(shape, -1 if steps else 0, dtype=torch.long),
+        unary.new_zeros(shape, dtype=torch.float32),
+        n,
+        step_log_prob=unary.new_zeros((*shape, steps), dtype=torch.float32),
+    )
     # The seed stays on the device: the host need not wait for it.
     seed = None if temperature is None else torch.randint(2**62, (1,), device=unary.device, generator=generator)
-    interaction = pot.interaction
-    keys = values = stop_key = cover = last = last_stop = None
+    results = (found.indices, found.lengths, found.log_prob, found.step_log_prob)
+    sizes = (n, width, rules.min_len, steps, 1 / (temperature or 1.0), math.log(stop_threshold or 1.0))
+    options = {"BLOCK": way.size, "DRAW": seed is not None, "THRESHOLD": stop_threshold is not None}
+    with torch.cuda.device_of(unary):
+        launch = _launch_factored if way.kernel == "factored" else _launch_dense
+        launch(pot, rules, way, found, (seed, *results, *sizes), options)
+    blame_nan(found.log_prob, pot)
+    return found
+
+
+def _launch_dense(
+    pot: Potentials, rules: Rules, way: Plan, found: Selection, given: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    """One launch: W, built if need be, and whatever stands beside it."""
+    interaction: Any = pot.interaction
+    cover = last = last_stop = None
     if isinstance(interaction, Dense):
         W, stop_row, stop = interaction.W, interaction.stop_row, rules.biased(pot.stop)
     else:
-        (W, stop_row, keys, values, stop_key), (last, last_stop), cover, stop = side_by_side(
-            lambda: _forms(interaction, way),
+        (W, stop_row), (last, last_stop), cover, stop = side_by_side(
+            lambda: _dense_of(interaction.keys, interaction.values, interaction.stop_key),
             lambda: _lasts(interaction),
             lambda: _covers(interaction),
             lambda: rules.biased(pot.stop),
         )
-    arguments = [
-        *_strided(unary),
-        *_strided(rules.available),
-        *_strided(stop),
-        seed,
-        *(indices, lengths, log_prob),
-        *(n, width, rules.min_len, steps, 1 / (temperature or 1.0), math.log(stop_threshold or 1.0)),
-    ]
-    options = {
-        "BLOCK": way.size,
-        "DRAW": seed is not None,
-        "MASS": stop_threshold is not None,
-        "LIVE": stop_row is not None or stop_key is not None,
-    }
-    dense = (*_strided(W, 3), *_strided(stop_row, 2))
-    grid = (batch * width,)
-    with torch.cuda.device_of(unary):
-        if way.path == "block":
-            _decode_block[grid](*arguments, *dense, cover, last, last_stop, **options, num_warps=way.warps)
-        else:
-            hidden = 0 if keys is None else keys.shape[2]
-            factors = (*_strided(keys, 3), *_strided(values, 3), *_strided(stop_key, 2))
-            scratch = unary.new_empty(*grid, n, dtype=torch.float32)
-            options["FACTORED"] = keys is not None
-            options["PART"] = 32 if keys is None else 128 // keys.element_size()  # of a key: whole cache lines
-            sizes = (scratch, hidden, max(hidden, 1) ** -0.5)
-            _decode_tiles[grid](*arguments, *dense, *factors, *sizes, **options, num_warps=way.warps)
-    return Selection(indices, lengths, blame_nan(log_prob, pot), n)
+    grid = (found.lengths.numel(),)
+    options["LIVE"] = stop_row is not None
+    arguments = (*_strided(pot.unary), *_strided(rules.available), *_strided(stop), *given)
+    matrix = (*_strided(W), *_strided(stop_row, 2))
+    if way.kernel == "block":
+        _decode_block[grid](*arguments, *matrix, cover, last, last_stop, **options, num_warps=way.warps)
+    else:
+        added = pot.unary.new_empty(*grid, pot.num_candidates, dtype=torch.float32)
+        _decode_tiles[grid](*arguments, *matrix, added, **options, num_warps=way.warps)
 
 
-def _forms(interaction: Any, way: Plan) -> tuple[Tensor | None, ...]:
-    """W (B, N, N), stop_row (B, N), keys, values (B, N, h), stop_key (B, h): those that the kernel is to read."""
+def _launch_factored(
+    pot: Potentials, rules: Rules, way: Plan, found: Selection, given: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    """One launch, or where several programs share a hypothesis one for every step, and one for the last choice."""
+    interaction: Any = pot.interaction
     keys, values, stop_key = interaction.keys, interaction.values, interaction.stop_key
-    if way.form == "factored":
-        return None, None, keys, values, stop_key
-    return *_dense_of(keys, values, stop_key), None, None, None
+    rows, hidden = found.lengths.numel(), keys.shape[2]
+    left = rules.available.repeat_interleave(rows // len(pot), 0)
+    contexts = keys.new_zeros(2, rows, hidden, dtype=torch.float32)
+    partial = keys.new_empty(2, 5, rows, way.programs, dtype=torch.float32)
+    arguments = (
+        *(*_strided(pot.unary), left, *_strided(rules.biased(pot.stop)), *given),
+        *(*_strided(keys), *_strided(values), *_strided(stop_key, 2)),
+        *(contexts, partial, hidden, max(hidden, 1) ** -0.5),
+    )
+    options |= {
+        "LIVE": stop_key is not None,
+        "DEEP": max(16, triton.next_power_of_2(hidden)),
+        "PROGRAMS": triton.next_power_of_2(way.programs),
+        "num_warps": way.warps,
+    }
+    if way.programs == 1:
+        _decode_factored[(rows, 1)](*arguments, 0, rules.max_len + 1, **options)
+        return
+    for step in range(rules.max_len + 1):
+        if step % SYNC_EVERY == SYNC_EVERY - 1 and not capturing() and bool((found.lengths >= 0).all()):
+            break
+        _decode_factored[(rows, way.programs)](*arguments, step, step + 1, **options)
 
 
 def _lasts(interaction: Any) -> tuple[Tensor | None, Tensor | None]:
@@ -159,60 +184,78 @@ def _gumbel(seed, row, step, at):
 
 
 @triton.jit
-def _flip(bits):
+def _ordered_bits(bits):
     """The bits of a float as an integer of the same order, and back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _keenest(keen, at, N):
-    """The keenest candidate, of equals the first, N when there is none; and how keen it is."""
-    ranks = _flip(keen.to(tl.int32, bitcast=True))  # integers: a warp finds the largest in one instruction
+def _argmax(scores, at, N):
+    """The candidate ``at`` with the highest score, of equals the first, N when all are −inf; and that score."""
+    ranks = _ordered_bits(scores.to(tl.int32, bitcast=True))  # integers: a warp finds the largest in one instruction
     highest = tl.max(ranks, 0)
     pick = tl.min(tl.where(ranks == highest, at, N), 0)
-    best = _flip(highest).to(tl.float32, bitcast=True)
+    best = _ordered_bits(highest).to(tl.float32, bitcast=True)
     return tl.where(best == -float("inf"), N, pick), best
 
 
 @triton.jit
-def _settle(pick, logit, best, keen, keen_stop, top, mass, stop, least, N, MASS: tl.constexpr):
+def _choose(
+    pick, logit, score, stop, stop_score, best, top, mass, log_threshold, N, THRESHOLD: tl.constexpr
+):
     """Whether the candidate ``pick`` is chosen or the stop (then N), and log P of the choice.
 
-    The candidates' logits are at most ``best`` and weigh Σ mass·exp(top). With ``MASS`` the stop is chosen when its
-    log-probability is ``least`` or more, else when it is keener than the pick.
+    The candidates' logits are at most ``best`` and weigh Σ mass·exp(top). With ``THRESHOLD`` the stop is chosen when
+    its log-probability is ``log_threshold`` or more, else when its score is higher than the pick's; scores are logits,
+    or in sampling logits over the temperature plus noise.
     """
     peak = tl.maximum(tl.maximum(best, stop), LOWEST)
     norm = tl.log(tl.sum(mass * tl.exp(top - peak), 0) + tl.exp(stop - peak))  # less the peak, which would cost digits
-    if MASS:
-        stops = stop - peak - norm >= least
+    if THRESHOLD:
+        stops = stop - peak - norm >= log_threshold
     else:
-        stops = keen_stop > keen
+        stops = stop_score > score
     pick = tl.where(stops, N, pick)
     # With nothing left to choose the stop is certain, even one whose logit is −inf.
     return pick, tl.where(peak == LOWEST, 0.0, tl.where(pick < N, logit, stop) - peak - norm)
 
 
-@triton.jit
-def _finish(indices, lengths, log_prob, row, count, total, max_len, BLOCK: tl.constexpr):
-    tl.store(lengths + row, count.to(tl.int64))
-    tl.store(log_prob + row, total)
-    for start in range(0, max_len, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        tl.store(indices + row * max_len + at, tl.full((BLOCK,), -1, tl.int64), mask=(at >= count) & (at < max_len))
-
-
 # fmt: off
 @triton.jit(do_not_specialize=["width", "min_len", "max_len"])
 def _decode_block(
-    unary, unary_b, unary_n, real, real_b, real_n, stop, stop_b, seed, indices, lengths, log_prob,
-    N, width, min_len, max_len, sharpness, least,
-    W, W_b, W_j, W_i, stop_row, stop_row_b, stop_row_n, cover, last, last_stop,
-    BLOCK: tl.constexpr, DRAW: tl.constexpr, MASS: tl.constexpr, LIVE: tl.constexpr,
+    unary, unary_b, unary_n,
+    real, real_b, real_n,
+    stop, stop_b,
+    seed, indices, lengths, log_prob, step_log_prob,
+    N, width, min_len, max_len, sharpness, log_threshold,
+    W, W_b, W_j, W_i,
+    stop_row, stop_row_b, stop_row_n,
+    cover, last, last_stop,
+    BLOCK: tl.constexpr, DRAW: tl.constexpr, THRESHOLD: tl.constexpr, LIVE: tl.constexpr,
 ):
     # fmt: on
-    """``cover``, ``last`` and ``last_stop`` lie as ``_product_of`` lays them out, pick after pick."""
+    """One program a hypothesis, from the first pick to the stop. Arguments, with K = ``width`` and T = ``max_len``:
+
+    unary (B, N): θ, with its strides, as all tensors that come with names for them.
+    real (B, N): bool, whether a candidate may be picked.
+    stop (B,): logit of the stop, its bias included.
+    seed (1,): of the noise; None unless DRAW.
+    indices (B, K, T): written: the picks; −1 is there already.
+    lengths (B, K): written.
+    log_prob (B, K): written.
+    step_log_prob (B, K, T): written: log P of each pick; 0 is there already.
+    sharpness: one over the temperature.
+    log_threshold: log-probability at which the stop is chosen, if THRESHOLD.
+    W (B, N, N): W[j, i], what the pick i adds to candidate j.
+    stop_row (B, N): what the pick i adds to the stop, if LIVE.
+    cover (B, N, N): how far the pick i covers candidate j, as a logit, at [i, j]; None if nothing is ever covered.
+    last (B, N, N): what the pick i adds to candidate j while it is the latest, at [i, j]; None for nothing.
+    last_stop (B, N): and to the stop.
+    BLOCK: a power of two, at least N.
+    """
     row = tl.program_id(0)
     b = (row // width).to(tl.int64)
+    out = row.to(tl.int64) * max_len
     at = tl.arange(0, BLOCK)
     there = tl.load(real + b * real_b + at * real_n, mask=at < N, other=0)
     theta = tl.load(unary + b * unary_b + at * unary_n, mask=there, other=0.0).to(tl.float32)
@@ -226,23 +269,23 @@ def _decode_block(
     count = 0
     end = max_len
     while count < end:
-        score = theta + added
+        logits = theta + added
         if cover is not None:
-            score = tl.where(added == -float("inf"), score, score - tl.log(1 + covered))  # padding may hold NaN
+            logits = tl.where(added == -float("inf"), logits, logits - tl.log(1 + covered))  # padding may hold NaN
         if last is not None:
-            score = tl.where(added == -float("inf"), score, score + latest)
+            logits = tl.where(added == -float("inf"), logits, logits + latest)
         halt = tl.where(count >= min_len, final + latest_stop, -float("inf"))
         if DRAW:
             key = tl.load(seed)
-            keen_stop = halt * sharpness + _gumbel(key, row, count, N)
-            pick, keen = _keenest(score * sharpness + _gumbel(key, row, count, at), at, N)
-            logit = tl.max(tl.where(at == pick, score, -float("inf")), 0)
-            best = tl.max(score, 0)
+            stop_score = halt * sharpness + _gumbel(key, row, count, N)
+            pick, score = _argmax(logits * sharpness + _gumbel(key, row, count, at), at, N)
+            logit = tl.max(tl.where(at == pick, logits, -float("inf")), 0)
+            best = tl.max(logits, 0)
         else:
-            keen_stop = halt
-            pick, keen = _keenest(score, at, N)
-            logit = keen
-            best = keen
+            stop_score = halt
+            pick, score = _argmax(logits, at, N)
+            logit = score
+            best = score
         # Asked for at once, whether or not the stop will be chosen: on their way while the normaliser is summed up.
         some = pick < N
         asked = at < tl.where(some, N, 0)
@@ -256,55 +299,63 @@ def _decode_block(
             final += tl.load(stop_row + b * stop_row_b + pick * stop_row_n, mask=some, other=0.0).to(tl.float32)
             if last is not None:
                 latest_stop = tl.load(last_stop + b * N + pick, mask=some, other=0.0).to(tl.float32)
-        pick, gain = _settle(pick, logit, best, keen, keen_stop, score, 1.0, halt, least, N, MASS)
+        pick, gain = _choose(pick, logit, score, halt, stop_score, best, logits, 1.0, log_threshold, N, THRESHOLD)
         going = pick < N
         total += gain
         added = tl.where((at == pick) | (added == -float("inf")), -float("inf"), added + column.to(tl.float32))
-        tl.store(indices + row.to(tl.int64) * max_len + count, pick.to(tl.int64), mask=going)
+        tl.store(indices + out + count, pick.to(tl.int64), mask=going)
+        tl.store(step_log_prob + out + count, gain, mask=going)
         end = tl.where(going, end, count)
         count += going.to(tl.int32)
-    _finish(indices, lengths, log_prob, row.to(tl.int64), count, total, max_len, BLOCK=64)
+    tl.store(lengths + row, count.to(tl.int64))
+    tl.store(log_prob + row, total)
 
 
 @triton.jit
-def _product(keys, key_n, key_h, values, value_h, at, N, H, BLOCK: tl.constexpr, PART: tl.constexpr):
-    """keys[at]·value (BLOCK,), a part of the hidden dimension at a time."""
-    sums = tl.zeros((BLOCK, PART), tl.float32)
-    for start in range(0, H, PART):
-        h = start + tl.arange(0, PART)
-        value = tl.load(values + h * value_h, mask=h < H, other=0.0).to(tl.float32)
-        there = (at < N)[:, None] & (h < H)[None, :]
-        where = at.to(tl.int64)[:, None] * key_n + h[None, :] * key_h
-        sums += tl.load(keys + where, mask=there, other=0.0).to(tl.float32) * value[None, :]
-    return tl.sum(sums, 1)
+def _take_in(logits, scores, at, best, place, logit, top, mass):
+    """Add a tile to what every lane keeps: its best score, whose place and logit, and its mass, exp(top) at a time."""
+    better = scores > best
+    best = tl.where(better, scores, best)
+    place = tl.where(better, at, place)
+    logit = tl.where(better, logits, logit)
+    higher = tl.maximum(top, logits)
+    mass = mass * tl.exp(top - higher) + tl.exp(logits - higher)
+    return best, place, logit, higher, mass
 
 
 # fmt: off
 @triton.jit(do_not_specialize=["width", "min_len", "max_len"])
 def _decode_tiles(
-    unary, unary_b, unary_n, real, real_b, real_n, stop, stop_b, seed, indices, lengths, log_prob,
-    N, width, min_len, max_len, sharpness, least,
-    W, W_b, W_j, W_i, stop_row, stop_row_b, stop_row_n,
-    keys, keys_b, keys_n, keys_h, values, values_b, values_n, values_h, stop_key, stop_key_b, stop_key_h,
-    scratch, H, scale,
-    BLOCK: tl.constexpr, PART: tl.constexpr, DRAW: tl.constexpr, MASS: tl.constexpr, LIVE: tl.constexpr,
-    FACTORED: tl.constexpr,
+    unary, unary_b, unary_n,
+    real, real_b, real_n,
+    stop, stop_b,
+    seed, indices, lengths, log_prob, step_log_prob,
+    N, width, min_len, max_len, sharpness, log_threshold,
+    W, W_b, W_j, W_i,
+    stop_row, stop_row_b, stop_row_n,
+    added_by_picks,
+    BLOCK: tl.constexpr, DRAW: tl.constexpr, THRESHOLD: tl.constexpr, LIVE: tl.constexpr,
 ):
     # fmt: on
+    """One program a hypothesis, its scores in memory. Arguments as of ``_decode_block``, and
+
+    added_by_picks (B·K, N): written: what the picks have added; −inf: not to be picked.
+    BLOCK: candidates of a tile.
+    """
     row = tl.program_id(0)
     b = (row // width).to(tl.int64)
+    out = row.to(tl.int64) * max_len
     final = tl.load(stop + b * stop_b).to(tl.float32)
-    scratch += row.to(tl.int64) * N  # (N,) what the picks have added; −inf: not to be picked
+    added_by_picks += row.to(tl.int64) * N
     total = 0.0
     count = 0
     end = max_len
     pick = N
     while count < end:
         halt = tl.where(count >= min_len, final, -float("inf"))
-        # Of every lane, over the tiles: the keenest candidate, its place and logit; and the mass, exp(top) at a time.
-        keenest = tl.full((BLOCK,), -float("inf"), tl.float32)
+        best = tl.full((BLOCK,), -float("inf"), tl.float32)
         place = tl.full((BLOCK,), 0, tl.int32) + N
-        logits = keenest
+        logit = best
         top = tl.full((BLOCK,), LOWEST, tl.float32)
         mass = tl.zeros((BLOCK,), tl.float32)
         for start in range(0, N, BLOCK):
@@ -313,47 +364,148 @@ def _decode_tiles(
                 there = tl.load(real + b * real_b + at * real_n, mask=at < N, other=0)
                 added = tl.where(there, 0.0, -float("inf"))
             else:
-                before = tl.load(scratch + at, mask=at < N, other=-float("inf"))
-                if FACTORED:
-                    value = values + b * values_b + pick.to(tl.int64) * values_n
-                    effect = _product(keys + b * keys_b, keys_n, keys_h, value, values_h, at, N, H, BLOCK, PART) * scale
-                else:
-                    column = W + b * W_b + at.to(tl.int64) * W_j + pick.to(tl.int64) * W_i
-                    effect = tl.load(column, mask=at < N, other=0.0).to(tl.float32)
+                before = tl.load(added_by_picks + at, mask=at < N, other=-float("inf"))
+                column = W + b * W_b + at.to(tl.int64) * W_j + pick.to(tl.int64) * W_i
+                effect = tl.load(column, mask=at < N, other=0.0).to(tl.float32)
                 added = tl.where((at == pick) | (before == -float("inf")), -float("inf"), before + effect)
             tl.debug_barrier()  # where threads outnumber a tile, several hold a number: all read it before one writes
-            tl.store(scratch + at, added, mask=at < N)
+            tl.store(added_by_picks + at, added, mask=at < N)
             theta = tl.load(unary + b * unary_b + at * unary_n, mask=added > -float("inf"), other=0.0).to(tl.float32)
-            score = theta + added
-            keen = score
+            logits = theta + added
+            scores = logits
             if DRAW:
-                keen = score * sharpness + _gumbel(tl.load(seed), row, count, at)
-            keener = keen > keenest
-            keenest = tl.where(keener, keen, keenest)
-            place = tl.where(keener, at, place)
-            logits = tl.where(keener, score, logits)
-            higher = tl.maximum(top, score)
-            mass = mass * tl.exp(top - higher) + tl.exp(score - higher)
-            top = higher
+                scores = logits * sharpness + _gumbel(tl.load(seed), row, count, at)
+            best, place, logit, top, mass = _take_in(logits, scores, at, best, place, logit, top, mass)
         tl.debug_barrier()  # the next step reads what other threads may have written
-        keen_stop = halt
+        stop_score = halt
         if DRAW:
-            keen_stop = halt * sharpness + _gumbel(tl.load(seed), row, count, N)
-        pick, keen = _keenest(keenest, place, N)
-        logit = tl.max(tl.where(place == pick, logits, -float("inf")), 0)
-        pick, gain = _settle(pick, logit, tl.max(top, 0), keen, keen_stop, top, mass, halt, least, N, MASS)
+            stop_score = halt * sharpness + _gumbel(tl.load(seed), row, count, N)
+        pick, score = _argmax(best, place, N)
+        its = tl.max(tl.where(place == pick, logit, -float("inf")), 0)
+        pick, gain = _choose(
+            pick, its, score, halt, stop_score, tl.max(top, 0), top, mass, log_threshold, N, THRESHOLD
+        )
         going = pick < N
         total += gain
         if LIVE:
-            if FACTORED:
-                one = tl.zeros((1,), tl.int32)
-                key = stop_key + b * stop_key_b
-                value = values + b * values_b + pick.to(tl.int64) * values_n
-                effect = _product(key, 0, stop_key_h, value, values_h, one, 1, tl.where(going, H, 0), 1, PART)
-                final += tl.sum(effect, 0) * scale
-            else:
-                final += tl.load(stop_row + b * stop_row_b + pick * stop_row_n, mask=going, other=0.0).to(tl.float32)
-        tl.store(indices + row.to(tl.int64) * max_len + count, pick.to(tl.int64), mask=going)
+            final += tl.load(stop_row + b * stop_row_b + pick * stop_row_n, mask=going, other=0.0).to(tl.float32)
+        tl.store(indices + out + count, pick.to(tl.int64), mask=going)
+        tl.store(step_log_prob + out + count, gain, mask=going)
         end = tl.where(going, end, count)
         count += going.to(tl.int32)
-    _finish(indices, lengths, log_prob, row.to(tl.int64), count, total, max_len, BLOCK=64)
+    tl.store(lengths + row, count.to(tl.int64))
+    tl.store(log_prob + row, total)
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["width", "min_len", "max_len", "first", "end"])
+def _decode_factored(
+    unary, unary_b, unary_n,
+    left,
+    stop, stop_b,
+    seed, indices, lengths, log_prob, step_log_prob,
+    N, width, min_len, max_len, sharpness, log_threshold,
+    keys, keys_b, keys_n, keys_h,
+    values, values_b, values_n, values_h,
+    stop_key, stop_key_b, stop_key_h,
+    contexts, partial, H, scale, first, end,
+    BLOCK: tl.constexpr, DRAW: tl.constexpr, THRESHOLD: tl.constexpr, LIVE: tl.constexpr,
+    DEEP: tl.constexpr, PROGRAMS: tl.constexpr,
+):
+    # fmt: on
+    """The steps ``first`` to ``end`` of a hypothesis, by this program and the others of its row of the grid.
+
+    Step t first works out what was chosen at step t − 1, every program for itself, and then scores the candidates that
+    are left, every program its share. Step T scores nothing any more. Arguments as of ``_decode_block``, and
+
+    left (B·K, N): bool, whether a candidate may still be picked; picks are struck out.
+    lengths (B, K): −1 while the hypothesis runs.
+    log_prob (B, K): what there is so far, 0 at first.
+    keys, values (B, N, h): the factors of W.
+    stop_key (B, h): the stop's, if LIVE.
+    contexts (2, B·K, h): float32, Σ values of the picks before step t at [t % 2], 0 at first.
+    partial (2, 5, B·K, programs): what each program found in step t at [t % 2]: the best score, whose place (the bits
+        of an int32) and logit, and the mass of its share as top and mass, mass·exp(top).
+    H, scale: h and 1/√h.
+    BLOCK: candidates of a tile.
+    DEEP: a power of two, at least h.
+    PROGRAMS: a power of two, at least as many programs as share the candidates.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    rows = tl.num_programs(0)
+    b = row // width
+    programs = tl.num_programs(1)
+    mine = tl.program_id(1)
+    h = tl.arange(0, DEEP)
+    each = tl.arange(0, PROGRAMS)
+    spread = rows.to(tl.int64) * programs  # between two of the five
+    found = partial + row * programs
+    left += row * N
+    out = row * max_len
+    ending = tl.zeros((DEEP,), tl.float32)
+    if LIVE:
+        ending = tl.load(stop_key + b * stop_key_b + h * stop_key_h, mask=h < H, other=0.0).to(tl.float32) * scale
+    step = first
+    while step < end:
+        running = tl.load(lengths + row) < 0
+        pick = tl.full((), 0, tl.int32) + N
+        context = tl.load(contexts + ((step + 1) % 2 * rows + row) * H + h, mask=(h < H) & (step > 0), other=0.0)
+        if step > 0:
+            halt = tl.load(stop + b * stop_b).to(tl.float32) + tl.sum(ending * context, 0)
+            halt = tl.where(step > min_len, halt, -float("inf"))
+            stop_score = halt
+            if DRAW:
+                stop_score = halt * sharpness + _gumbel(tl.load(seed), row.to(tl.int32), step - 1, N)
+            here = found + (step + 1) % 2 * 5 * spread + each
+            scores = tl.load(here, mask=each < programs, other=-float("inf"))
+            places = tl.load(here + spread, mask=each < programs, other=0.0).to(tl.int32, bitcast=True)
+            pick, score = _argmax(scores, places, N)
+            its = tl.load(here + 2 * spread, mask=(each < programs) & (places == pick), other=-float("inf"))
+            top = tl.load(here + 3 * spread, mask=each < programs, other=LOWEST)
+            mass = tl.load(here + 4 * spread, mask=each < programs, other=0.0)
+            pick, gain = _choose(
+                pick, tl.max(its, 0), score, halt, stop_score, tl.max(top, 0), top, mass, log_threshold, N, THRESHOLD
+            )
+            going = pick < N
+            value = values + b * values_b + pick.to(tl.int64) * values_n + h * values_h
+            context += tl.load(value, mask=(h < H) & going, other=0.0).to(tl.float32)
+            tl.debug_barrier()  # all threads have read ``lengths``
+            if (mine == 0) & running:
+                tl.store(indices + out + step - 1, pick.to(tl.int64), mask=going)
+                tl.store(step_log_prob + out + step - 1, gain, mask=going)
+                tl.store(log_prob + row, tl.load(log_prob + row) + gain)
+                length = tl.where(going, step, step - 1).to(tl.int64)
+                tl.store(lengths + row, length, mask=(length < step) | (step == max_len))
+                tl.store(contexts + (step % 2 * rows + row) * H + h, context, mask=h < H)
+            running = running & going
+        if running & (step < max_len):
+            query = context * scale
+            best = tl.full((BLOCK,), -float("inf"), tl.float32)
+            place = tl.full((BLOCK,), 0, tl.int32) + N
+            logit = best
+            top = tl.full((BLOCK,), LOWEST, tl.float32)
+            mass = tl.zeros((BLOCK,), tl.float32)
+            for start in range(mine * BLOCK, N, programs * BLOCK):
+                at = start + tl.arange(0, BLOCK)
+                there = tl.load(left + at, mask=at < N, other=0) != 0
+                theta = tl.load(unary + b * unary_b + at * unary_n, mask=there, other=0.0).to(tl.float32)
+                key = keys + b * keys_b + at.to(tl.int64)[:, None] * keys_n + h[None, :] * keys_h
+                k = tl.load(key, mask=(at < N)[:, None] & (h < H)[None, :], other=0.0).to(tl.float32)
+                logits = tl.where(there & (at != pick), theta + tl.sum(k * query[None, :], 1), -float("inf"))
+                tl.store(left + at, tl.zeros((BLOCK,), tl.int1), mask=(at == pick) & (at < N))
+                scores = logits
+                if DRAW:
+                    scores = logits * sharpness + _gumbel(tl.load(seed), row.to(tl.int32), step, at)
+                best, place, logit, top, mass = _take_in(logits, scores, at, best, place, logit, top, mass)
+            pick, score = _argmax(best, place, N)
+            peak = tl.max(top, 0)
+            here = found + step % 2 * 5 * spread + mine
+            tl.store(here, score)
+            tl.store(here + spread, pick.to(tl.float32, bitcast=True))
+            tl.store(here + 2 * spread, tl.max(tl.where(place == pick, logit, -float("inf")), 0))
+            tl.store(here + 3 * spread, peak)
+            tl.store(here + 4 * spread, tl.sum(mass * tl.exp(top - peak), 0))
+            tl.debug_barrier()  # before the next step reads them
+            step += 1
+        else:
+            step = end

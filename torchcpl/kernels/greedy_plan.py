@@ -1,0 +1,76 @@
+"""How ``greedy_triton`` decodes: which kernel, how large its blocks, how many programs a hypothesis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from torchcpl.constraints import Rules
+from torchcpl.interactions import Dense, LowRank
+from torchcpl.potentials import Potentials
+
+LARGEST_BLOCK = 8192  # scores that fit into one program's registers
+BUILD_LIMIT = 2**31  # bytes of W that are built for the sake of speed
+PROGRAMS = 1056  # that keep a GPU's memory busy: eight for each of 132 multiprocessors
+LEAST_TILES = 4  # of a program: with fewer, adding up what the programs found would take as long as finding it
+
+# Rough rates of a data-centre GPU, only to weigh one way of decoding against another.
+DEVICE_BYTES = 4e12  # memory traffic of the whole device, a second
+PROGRAM_BYTES = 6e10  # what one program can read, a second
+FLOPS = {torch.float32: 4e13, torch.float16: 5e14, torch.bfloat16: 5e14}
+LAUNCH = 1e-5  # seconds: less in a captured graph, more out of one
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to decode."""
+
+    kernel: str  # block: W, scores in registers | tiles: W, scores in memory | factored: keys and values
+    size: int  # candidates of a block or tile
+    warps: int = 8
+    programs: int = 1  # that share the candidates of a hypothesis, factored only; if several, every step is a launch
+
+
+@cache
+def dense(n: int, alone: bool) -> Plan:
+    """With W dense, ``alone`` or beside another matrix, of which a step reads a column too: then more threads pay."""
+    block = max(16, 1 << (n - 1).bit_length())
+    if block > LARGEST_BLOCK:
+        return Plan("tiles", 4096)
+    least = 1 if alone else min(max(block // 32, 1), 8)
+    return Plan("block", block, warps=min(max(block // 256, least), 16))
+
+
+@cache
+def factored(rows: int, n: int, hidden: int, several: bool) -> Plan:
+    """With keys and values, one program a hypothesis or ``several``."""
+    deep = max(16, 1 << (max(hidden, 1) - 1).bit_length())
+    size = max(16, 4096 // deep)
+    programs = max(1, min(PROGRAMS // rows, -(-n // (LEAST_TILES * size)))) if several else 1
+    return Plan("factored", size, warps=min(max(size * deep // 1024, 4), 16), programs=programs)
+
+
+def buildable(pot: Potentials) -> bool:
+    """Whether the W of a LowRank interaction is small enough to be built."""
+    assert isinstance(pot.interaction, LowRank)
+    batch, n = pot.unary.shape
+    return batch * n * n * pot.interaction.keys.element_size() <= BUILD_LIMIT
+
+
+def plan(pot: Potentials, rules: Rules, width: int = 1, draws: bool = False) -> Plan:
+    """The cheapest way to decode ``width`` hypotheses a row."""
+    batch, n = pot.unary.shape
+    if not isinstance(pot.interaction, LowRank):
+        return dense(n, alone=isinstance(pot.interaction, Dense))
+    keys = pot.interaction.keys
+    rows, hidden, size = batch * width, keys.shape[2], keys.element_size()
+    read = n * hidden * size  # bytes of keys, all of which a step of a hypothesis reads
+    number = 2 * hidden / FLOPS[keys.dtype] + 2 * size / DEVICE_BYTES  # seconds to compute one of W, write and read it
+    ways = {factored(rows, n, hidden, several=False): rules.max_len * read * max(1 / PROGRAM_BYTES, rows / DEVICE_BYTES)}
+    if not draws:
+        ways[factored(rows, n, hidden, several=True)] = rules.max_len * (read * rows / DEVICE_BYTES + LAUNCH)
+    if buildable(pot):
+        ways[dense(n, alone=True)] = batch * n * n * number
+    return min(ways, key=lambda way: ways[way])
