@@ -14,7 +14,7 @@ from torch import Tensor
 
 import torchcpl as cpl
 from torchcpl.constraints import Rules
-from torchcpl.kernels import dispatch, greedy_triton, use
+from torchcpl.kernels import dispatch, greedy_plan, greedy_triton, use
 from torchcpl.kernels.greedy_plan import Plan
 
 # Every branch: W in registers or in tiles, given, built or factored; one tile and several; one program and several.
@@ -252,7 +252,7 @@ def test_strides_and_offsets(kind: str, way: Plan, device: torch.device) -> None
 def test_half_precision(kind: str, way: Plan, dtype: torch.dtype, device: torch.device) -> None:
     """Sums are float32; only a W that is built is rounded once more, as half precision is in plain torch."""
     pot = potentials(device, kind, dtype=dtype)
-    if way.form == "dense" and kind == "lowrank":
+    if way.kernel != "factored" and kind == "lowrank":
         found = greedy_triton.decode(pot, Rules(pot, 5), way)
         with use("plain"):
             plain = cpl.greedy(pot, 5)
@@ -383,6 +383,64 @@ def test_the_largest_number_of_candidates(kind: str, device: torch.device) -> No
         plain = cpl.greedy(pot, steps)
     assert found.indices[:, 0].equal(plain.indices)
     torch.testing.assert_close(found.log_prob[:, 0], plain.log_prob, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_many_candidates_are_shared_by_several_programs(
+    shared: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``greedy_plan`` would have it for millions, by smaller limits; ``shared``: one table for all rows."""
+    monkeypatch.setattr(greedy_plan, "BUILD_LIMIT", 1)
+    monkeypatch.setattr(greedy_plan, "PROGRAM_BYTES", 1e3)
+    greedy_plan.factored.cache_clear()
+    pot = potentials(device, batch=3, n=1200, hidden=64)
+    if shared:
+        parts = {name: part[:1].expand(3, *part.shape[1:]) for name, part in vars(pot.interaction).items()}
+        pot = replace(pot, interaction=cpl.LowRank(**parts))
+    way = greedy_plan.plan(pot, Rules(pot, 40))
+    assert way == Plan("factored", 64, warps=4, programs=5)
+    with use("plain"):
+        plain = cpl.greedy(pot, 40, stop_bias=-2.0)
+    with use("triton"):
+        found = cpl.greedy(pot, 40, stop_bias=-2.0)
+    assert found.indices.equal(plain.indices)
+    torch.testing.assert_close(found.log_prob, plain.log_prob, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.step_log_prob, plain.step_log_prob, rtol=1e-5, atol=1e-5)
+
+
+def test_steps_end_when_all_have_stopped(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every step is a launch, none follow long after the last hypothesis has stopped."""
+    pot = potentials(device, n=60)
+    launched = []
+    run = greedy_triton._decode_factored
+
+    class Counted:
+        def __getitem__(self, grid: Any) -> Any:
+            launched.append(grid)
+            return run[grid]
+
+    monkeypatch.setattr(greedy_triton, "_decode_factored", Counted())
+    monkeypatch.setattr(greedy_triton, "SYNC_EVERY", 4)
+    found = greedy_triton.decode(pot, Rules(pot, 60, stop_bias=5.0), Plan("factored", 16, programs=3))
+    most = int(found.lengths.max())
+    assert most < len(launched) <= 4 * (most // 4 + 2) < 60
+    assert found.indices[:, 0].equal(cpl.greedy(pot, 60, stop_bias=5.0).indices)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_candidates_are_captured(dtype: torch.dtype) -> None:
+    device = torch.device("cuda")
+    pot = potentials(device, batch=2, n=300_000, hidden=64, dtype=dtype)
+    assert greedy_plan.plan(pot, Rules(pot, 40)).programs > 100
+    run = cpl.compile_for_inference(lambda pot: cpl.greedy(pot, 40, stop_bias=-9.0), pot)
+    for _ in range(2):
+        pot = replace(pot, unary=torch.randn_like(pot.unary))
+        with use("plain"):
+            plain = cpl.greedy(pot, 40, stop_bias=-9.0)
+        found = run(pot)
+        same = (found.indices == plain.indices).float().mean()
+        assert float(same) >= (1.0 if dtype == torch.float32 else 0.5)  # plain torch rounds bfloat16 logits
 
 
 @pytest.mark.parametrize("path", ["block", "tiles"])
@@ -524,9 +582,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     plans: list[Plan] = []
     run = greedy_triton.decode
 
-    def spy(pot: cpl.Potentials, rules: Rules, way: Plan, *rest: Any) -> cpl.Selection:
+    def spy(pot: cpl.Potentials, rules: Rules, way: Plan, *rest: Any, **more: Any) -> cpl.Selection:
         plans.append(way)
-        return run(pot, rules, way, *rest)
+        return run(pot, rules, way, *rest, **more)
 
     monkeypatch.setattr(greedy_triton, "decode", spy)
     return plans

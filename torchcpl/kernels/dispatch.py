@@ -61,9 +61,7 @@ def use(mode: str) -> Iterator[None]:
         set_kernels(before)
 
 
-def greedy(
-    pot: Potentials, rules: Rules, stop_threshold: float | None, plain: Callable[[], Selection]
-) -> Selection:
+def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None, plain: Callable[[], Selection]) -> Selection:
     """Selections (B, T): the most likely choice at every step."""
     if _mode == "auto" and greedy_numpy.obstacle(pot, rules) is None:
         return greedy_numpy.greedy(pot, rules, stop_threshold)
@@ -91,7 +89,9 @@ def sample(
         if truncated:
             return "sampling with top_k or top_p"
         if isinstance(pot.interaction, LowRank) and pot.num_candidates > LARGEST_BLOCK and not buildable(pot):
-            return f"samples of {pot.num_candidates} candidates"  # each would read all keys: plain torch reads them once
+            return (
+                f"samples of {pot.num_candidates} candidates"  # each would read all keys: plain torch reads them once
+            )
         return decode_obstacle(pot, rules)
 
     def fast() -> Selection:

@@ -68,7 +68,9 @@ def plan(pot: Potentials, rules: Rules, width: int = 1, draws: bool = False) -> 
     rows, hidden, size = batch * width, keys.shape[2], keys.element_size()
     read = n * hidden * size  # bytes of keys, all of which a step of a hypothesis reads
     number = 2 * hidden / FLOPS[keys.dtype] + 2 * size / DEVICE_BYTES  # seconds to compute one of W, write and read it
-    ways = {factored(rows, n, hidden, several=False): rules.max_len * read * max(1 / PROGRAM_BYTES, rows / DEVICE_BYTES)}
+    ways = {
+        factored(rows, n, hidden, several=False): rules.max_len * read * max(1 / PROGRAM_BYTES, rows / DEVICE_BYTES)
+    }
     if not draws:
         ways[factored(rows, n, hidden, several=True)] = rules.max_len * (read * rows / DEVICE_BYTES + LAUNCH)
     if buildable(pot):

@@ -200,9 +200,7 @@ def _argmax(scores, at, N):
 
 
 @triton.jit
-def _choose(
-    pick, logit, score, stop, stop_score, best, top, mass, log_threshold, N, THRESHOLD: tl.constexpr
-):
+def _choose(pick, logit, score, stop, stop_score, best, top, mass, log_threshold, N, THRESHOLD: tl.constexpr):
     """Whether the candidate ``pick`` is chosen or the stop (then N), and log P of the choice.
 
     The candidates' logits are at most ``best`` and weigh Σ mass·exp(top). With ``THRESHOLD`` the stop is chosen when
@@ -466,7 +464,7 @@ def _decode_factored(
             pick, gain = _choose(
                 pick, tl.max(its, 0), score, halt, stop_score, tl.max(top, 0), top, mass, log_threshold, N, THRESHOLD
             )
-            going = pick < N
+            going = running & (pick < N)  # of one that has stopped, what is read here means nothing
             value = values + b * values_b + pick.to(tl.int64) * values_n + h * values_h
             context += tl.load(value, mask=(h < H) & going, other=0.0).to(tl.float32)
             tl.debug_barrier()  # all threads have read ``lengths``
@@ -477,7 +475,7 @@ def _decode_factored(
                 length = tl.where(going, step, step - 1).to(tl.int64)
                 tl.store(lengths + row, length, mask=(length < step) | (step == max_len))
                 tl.store(contexts + (step % 2 * rows + row) * H + h, context, mask=h < H)
-            running = running & going
+            running = going
         if running & (step < max_len):
             query = context * scale
             best = tl.full((BLOCK,), -float("inf"), tl.float32)

@@ -18,7 +18,6 @@ from torch.autograd.function import once_differentiable
 
 from torchcpl.constraints import Rules
 from torchcpl.interactions import LowRank
-from torchcpl.interactions.base import without_autocast
 from torchcpl.kernels.nll_backward_triton import nll_backward_contexts, nll_backward_keys
 from torchcpl.kernels.nll_forward_triton import nll_combine, nll_forward
 from torchcpl.potentials import Potentials
@@ -33,8 +32,7 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
     keys, stop, steps = interaction.keys, rules.biased(pot.stop), order.shape[2]
     query = (interaction.prefixes(order)[0] * keys.shape[2] ** -0.5).to(keys.dtype)  # (B, M, h)
     if interaction.stop_key is not None:  # one stop for every context
-        with without_autocast(keys):
-            added = torch.einsum("bmh,bh->bm", query, interaction.stop_key.to(keys.dtype))
+        added = (query.float() * interaction.stop_key.float().unsqueeze(1)).sum(-1)
         stop = stop.float().unsqueeze(-1) + added
     rank = order.new_full((*order.shape[:2], pot.num_candidates + 1), steps, dtype=torch.int32)
     places = torch.arange(steps, device=order.device, dtype=torch.int32).expand(order.shape)
@@ -100,9 +98,7 @@ def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtyp
     )
 
 
-def _nll(
-    unary: Tensor, stop: Tensor, keys: Tensor, query: Tensor, real: Tensor, rank: Tensor, ahead: int
-) -> Tensor:
+def _nll(unary: Tensor, stop: Tensor, keys: Tensor, query: Tensor, real: Tensor, rank: Tensor, ahead: int) -> Tensor:
     """``scores`` (5, B, M) as ``nll_forward_triton`` says."""
     scores = _scores_like(unary, stop, keys, query)
     arguments, tile, options = _launch(unary, keys, query, real, rank, scores, ahead)
