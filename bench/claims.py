@@ -58,6 +58,13 @@ def claims(rows: list[Row]) -> list[dict[str, Any]]:
             fast = find(rows, "greedy", f"kernel, factors given{how}", B=batch, **thirty)
             name = f"greedy, 30 of 1,024, batch {batch}{how}: pointer with its cache over CPL"
             claim(name, ratio(pointer, fast), least=20)
+    copy = find(rows, "copy", "torch")
+    for batch, n, steps in ((8, 65_536, 64), (1, 10_000_000, 8)):
+        for dtype in ("float32", "bfloat16"):
+            many = find(rows, "greedy", "kernel, factors given, captured", B=batch, N=n, T=steps, dtype=dtype)
+            passes = None if copy is None or many is None else many["ms"] / (many["mib"] * copy["ms"] / copy["mib"])
+            name = f"greedy, {steps} of {n:,}, batch {batch}, factors given, {dtype}, captured"
+            claim(f"{name}: over one pass over the keys a step", passes, most=1.4)
     parallel = find(rows, "predict subsets", "threshold, captured", B=1)
     for variant in ("cpl", "cpl (coverage)"):
         ours = find(rows, "predict subsets", f"{variant}, captured", B=1)

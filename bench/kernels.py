@@ -28,14 +28,13 @@ from torch import Tensor, nn
 
 import torchcpl as cpl
 from bench.timing import CUDA, DEVICE, NAMES, Work, graphed, peak, timed
-from torchcpl import head as head_module
 from torchcpl.constraints import Rules
 from torchcpl.encoders import resnet
 from torchcpl.files import write_json
 from torchcpl.functional import pairs as plain_pairs
-from torchcpl.kernels import dispatch, greedy_triton, nll_check, nll_triton, use
+from torchcpl.kernels import dispatch, nll_triton, use
+from torchcpl.kernels.greedy_plan import plan
 from torchcpl.provenance import run_info
-from torchcpl.tasks.paths import task as paths_task
 from torchcpl.tasks.paths.task import PathBatch, PathsConfig, PathsModel
 from torchcpl.tasks.subsets.bags import Bags
 from torchcpl.tasks.subsets.data import load_source
@@ -107,31 +106,27 @@ def tests_of(name: str) -> int:
 
 KERNELS = "torchcpl/kernels"
 GREEDY, GREEDY_TESTS = f"{KERNELS}/greedy_triton.py", "tests/kernels/test_greedy_triton.py"
-LOSS = [f"{KERNELS}/{name}_triton.py" for name in ("nll", "contexts", "scores", "scores_backward")]
+LOSS = [f"{KERNELS}/{name}_triton.py" for name in ("nll", "nll_forward", "nll_backward")]
 LOSS_TESTS = "tests/kernels/test_nll_triton.py"
+NORM_TESTS, PAIRS_TESTS = (f"tests/kernels/test_{name}_triton.py" for name in ("norm", "pairs"))
 # Lines of the package, and lines and number of the tests, of every mechanism.
 EXTENT: dict[str, Callable[[], tuple[int, int, int]]] = {
     "greedy, block": lambda: (lines_of(GREEDY), lines_of(GREEDY_TESTS), tests_of(GREEDY_TESTS)),
-    "greedy, tiles": lambda: (lines_of(GREEDY, "_decode_tiles", "_product"), 0, 0),
+    "greedy, tiles": lambda: (lines_of(GREEDY, "_decode_tiles"), 0, 0),
+    "greedy, factored": lambda: (lines_of(GREEDY, "_decode_factored", "_launch_factored"), 0, 0),
     "greedy, drawn": lambda: (lines_of(GREEDY, "_gumbel"), 0, 0),
     "loss": lambda: (sum(map(lines_of, LOSS)), lines_of(LOSS_TESTS), tests_of(LOSS_TESTS)),
-    "loss: contexts by a kernel": lambda: (lines_of(LOSS[1]), 0, 0),
-    "loss: one launch a pass": lambda: (40, 0, 0),
-    "loss: one walk over the keys": lambda: (20, 0, 0),
-    "loss: candidates split": lambda: (lines_of(LOSS[2], "combine", "share_of", "hand_in"), 0, 0),
-    "loss: float32 in three parts": lambda: (lines_of(LOSS[2], "exact_product", "load_whole_contexts") + 40, 0, 0),
-    "loss: checked before use": lambda: (lines_of(f"{KERNELS}/nll_check.py"), 80, 4),
+    "loss: candidates split": lambda: (lines_of(LOSS[1], "nll_combine", "share_of", "hand_in"), 0, 0),
     "batch normalisation": lambda: (
         lines_of(f"{KERNELS}/norm_triton.py")
         + lines_of("torchcpl/encoders/resnet.py", "BatchNorm", "normalised", "_followed"),
-        lines_of("tests/kernels/test_norm_triton.py"),
-        tests_of("tests/kernels/test_norm_triton.py"),
+        lines_of(NORM_TESTS),
+        tests_of(NORM_TESTS),
     ),
-    "streams": lambda: (lines_of(f"{KERNELS}/streams.py"), 20, 2),
     "pairs": lambda: (
         lines_of(f"{KERNELS}/pairs_triton.py") + lines_of("torchcpl/inference.py", "_paired_linear") + 20,
-        lines_of("tests/kernels/test_pairs_triton.py"),
-        tests_of("tests/kernels/test_pairs_triton.py"),
+        lines_of(PAIRS_TESTS),
+        tests_of(PAIRS_TESTS),
     ),
 }
 
@@ -216,15 +211,6 @@ NO_LOSS: Change = (dispatch, "loss_obstacle", lambda *_, **__: OFF)
 NO_NORM: Change = (dispatch, "batch_norm", lambda *_: None)
 
 
-def one_by_one(*works: Callable[[], Any]) -> list[Any]:
-    return [work() for work in works]
-
-
-NO_STREAMS: tuple[Change, ...] = tuple(
-    (module, "side_by_side", one_by_one) for module in (head_module, paths_task, greedy_triton)
-)
-
-
 def cudnn_norm(self: Any, x: Tensor, add: Tensor | None = None, relu: bool = False, pool: bool = False) -> Tensor:
     return resnet._followed(nn.BatchNorm2d.forward(self, x), add, relu, pool)
 
@@ -258,13 +244,9 @@ def bench_predictions(table: Table, sizes: Sizes) -> None:
             table.compare("batch normalisation", whole, make, cudnn, without="nn.BatchNorm2d (cuDNN)")
             both = [fixed(predicting(model.select, images, dtype)) for model in (ours, folded(ours))]
             table.add("batch normalisation", whole, *both, without="folded into convolutions")
-            table.compare("streams", whole, make, *NO_STREAMS, without="one after the other")
-            if not CUDA:
-                continue
             whole = f"predict paths (recent), batch {batch}, {NAMES[dtype]}"
             make = predicting(recent.select, images, dtype)
             table.compare("greedy, block", whole, make, NO_GREEDY)
-            table.compare("streams", whole, make, *NO_STREAMS, without="one after the other")
         for kind in ("lowrank", "coverage"):
             model = subsets_model(kind=kind)
             for batch in sizes.subsets:
@@ -272,7 +254,6 @@ def bench_predictions(table: Table, sizes: Sizes) -> None:
                 whole = f"predict subsets ({kind}), batch {batch}, {NAMES[dtype]}"
                 make = predicting(model.select, bags, dtype)
                 table.compare("greedy, block", whole, make, NO_GREEDY)
-                table.compare("streams", whole, make, *NO_STREAMS, without="one after the other")
                 if dtype == torch.bfloat16:
                     table.compare(
                         "pairs", whole, make, (dispatch, "pairs", plain_pairs), without="pairs by plain torch"
@@ -288,7 +269,8 @@ def bench_decoding(table: Table, sizes: Sizes) -> None:
     """A head on features and the decoder: what an encoder adds is the same with and without."""
     for name, (batch, n, steps), draw in (
         ("greedy, drawn", (min(64, sizes.many[0]), *sizes.many[1:]), True),
-        ("greedy, tiles", sizes.many, False),
+        ("greedy, factored", sizes.many, False),
+        ("greedy, factored", (sizes.huge[0], *sizes.huge[1:3]), False),
         ("greedy, tiles", sizes.wide, False),
     ):
         torch.manual_seed(SEED)
@@ -302,21 +284,10 @@ def bench_decoding(table: Table, sizes: Sizes) -> None:
                     return cpl.sample(pot, 16, max_len=steps, stop_bias=NEVER)
                 return cpl.greedy(pot, steps, stop_bias=NEVER)
 
-        with use(MODE):
-            way = dispatch.plan(head(features), Rules(head(features), steps), 16 if draw else 1)
+        pot = head(features)
+        way = plan(pot, Rules(pot, steps), 16 if draw else 1, draw)
         whole = f"head and {'16 samples' if draw else 'greedy'}, {steps} of {n}, batch {batch}, float32"
         table.compare(name, whole, lambda work=work: work, NO_GREEDY, way=str(way))  # type: ignore[misc]
-        if name == "greedy, tiles" and batch * n * n * 4 <= 2**33:
-            block = dispatch._dense(max(16, 1 << (n - 1).bit_length()), alone=True)
-            changes = (dispatch, "plan", lambda *_, block=block, **__: block)
-            table.compare(name, whole, lambda work=work: work, changes, way=str(way), without=f"W built, {block}")  # type: ignore[misc]
-    batch, n, steps = sizes.wide
-    W = torch.randn(batch, n, n, device=DEVICE).transpose(1, 2)
-    pot = cpl.Potentials(torch.randn(batch, n, device=DEVICE), torch.full((batch,), NEVER, device=DEVICE), cpl.Dense(W))
-    tiled: Change = (dispatch, "LARGEST_BLOCK", 1)
-    with changed(tiled):
-        table.compare("greedy, tiles", f"greedy, W given, {steps} of {n}, batch {batch}, float32",
-                      lambda: lambda: cpl.greedy(pot, steps), NO_GREEDY)  # fmt: skip
 
 
 # Whole training steps
@@ -348,11 +319,6 @@ def loss_batch(batch: int, n: int, steps: int, hidden: int, dtype: torch.dtype) 
     return torch.randn(batch, n, hidden, device=DEVICE, dtype=dtype), order
 
 
-def with_tiles(**changes: Any) -> Change:
-    choose = nll_triton.tiles
-    return nll_triton, "tiles", lambda *sizes: replace(choose(*sizes), **changes)
-
-
 def bench_training(table: Table, sizes: Sizes) -> None:
     for dtype in (torch.float32, torch.bfloat16) if CUDA else (torch.float32,):
         torch.manual_seed(SEED)
@@ -363,181 +329,31 @@ def bench_training(table: Table, sizes: Sizes) -> None:
         whole = f"train subsets, batch {len(bags)}, {NAMES[dtype]}"
         subset_step = stepping(subsets, bags, dtype)
         table.compare("loss", whole, lambda step=subset_step: step, NO_LOSS)  # type: ignore[misc]
-        plain_contexts(table, whole, subset_step)
         torch.manual_seed(SEED)
         paths = PathsModel(PathsConfig()).train().to(DEVICE)
         path_step = stepping(paths, random_paths(sizes.train_paths, sizes.steps), dtype)
         whole = f"train paths, batch {sizes.train_paths}, {NAMES[dtype]}"
         table.compare("loss", whole, lambda step=path_step: step, NO_LOSS)  # type: ignore[misc]
-        for name, shape in (("", sizes.loss), (", few rows", sizes.few), (", huge", sizes.huge)):
+        for shape in (sizes.loss, sizes.few, sizes.huge):
             batch, n, steps, hidden = shape
             model = HeadAndLoss(hidden).to(DEVICE)
             step = stepping(model, loss_batch(*shape, torch.float32), dtype)
             whole = f"train head, {steps} of {n}, batch {batch}, {NAMES[dtype]}"
             table.compare("loss", whole, lambda step=step: step, NO_LOSS)  # type: ignore[misc]
-            if not name:
-                variant(table, "loss: one launch a pass", whole, step, with_tiles(alone=False), "contexts apart")
-                variant(table, "loss: one walk over the keys", whole, step, with_tiles(alone=False, both=False),
-                        "two walks, contexts apart")  # fmt: skip
-            else:
-                variant(table, "loss: candidates split", whole, step, with_tiles(split=1, alone=False), "one share")
+            if batch < sizes.loss[0]:
+                unsplit(table, whole, step)
             if CUDA:
                 torch.cuda.empty_cache()
 
 
-def variant(table: Table, mechanism: str, whole: str, step: Work, change: Change | tuple[Change, ...], said: str,
-            **more: Any) -> None:  # fmt: skip
-    """The kernels as they are against the kernels otherwise."""
-    changes = (change,) if isinstance(change[0], type(nll_triton)) else change
+def unsplit(table: Table, whole: str, step: Work) -> None:
+    """The loss kernels as they are against those that do not share the candidates of a row."""
+    choose = nll_triton.tiles
     with use(MODE):
         ours = cost(step)
-        with changed(*changes):
+        with changed((nll_triton, "tiles", lambda *sizes: replace(choose(*sizes), split=1))):
             other = cost(step)
-    table.add(mechanism, whole, ours, other, without=said, **more)
-
-
-def torch_prefixes(values: Tensor, order: Tensor, query: Tensor, rank: Tensor) -> None:
-    batch, n, hidden = values.shape
-    count, steps = (1, *order.shape[1:])[-2:]
-    picks = order.view(batch, -1)
-    rows = values.float().gather(1, picks.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden))
-    rows = rows.masked_fill((picks < 0).unsqueeze(-1), 0).view(batch, count, steps, hidden)
-    sums = nn.functional.pad(rows.cumsum(2), (0, 0, 1, 0)).flatten(1, 2) * hidden**-0.5
-    if query.shape[2] == hidden:
-        query.copy_(sums)
-    else:
-        for part in range(3):
-            query[..., part * hidden : (part + 1) * hidden] = sums
-            sums = sums - sums.bfloat16().float()
-    full = rank.new_full((batch, count, n + 1), steps)
-    place = torch.arange(steps, device=order.device, dtype=torch.int32).expand(batch, count, steps)
-    rank.copy_(
-        full.scatter_(2, order.view(batch, count, steps).where(order.view(batch, count, steps) >= 0, n), place)[..., :n]
-    )
-
-
-def torch_prefixes_backward(grad: Tensor, order: Tensor, candidates: int, dtype: torch.dtype) -> Tensor:
-    batch, _, hidden = grad.shape
-    count, steps = (1, *order.shape[1:])[-2:]
-    later = grad.view(batch, count, steps + 1, hidden)[:, :, 1:].float()
-    sums = later.flip(2).cumsum(2).flip(2).flatten(1, 2) * hidden**-0.5
-    picks = order.view(batch, -1)
-    sums = sums.masked_fill((picks < 0).unsqueeze(-1), 0)
-    result: Tensor = sums.new_zeros(batch, candidates, hidden)
-    result.scatter_add_(1, picks.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden), sums)
-    return result.to(dtype)
-
-
-def plain_contexts(table: Table, whole: str, step: Work) -> None:
-    changes = (
-        (nll_triton, "prefixes", torch_prefixes),
-        (nll_triton, "prefixes_backward", torch_prefixes_backward),
-    )
-    variant(table, "loss: contexts by a kernel", whole, step, changes, "contexts by plain torch")
-
-
-# Float32 by tensor cores
-
-
-def whole_prefixes(values: Tensor, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Contexts in float32, not in parts."""
-    batch, candidates, hidden = values.shape
-    count, steps = (1, *order.shape[1:])[-2:]
-    query = values.new_empty(batch, count * (steps + 1), hidden, dtype=dtype)
-    return query, values.new_empty(batch, count, candidates, dtype=torch.int32)
-
-
-def with_products(how: int) -> Change:
-    launch = nll_triton._launch
-
-    def other(*given: Any) -> Any:
-        tensors, sizes, tile, options = launch(*given)
-        return tensors, sizes, tile, {**options, "INTERPRETED": how if CUDA else 1}
-
-    return nll_triton, "_launch", other
-
-
-def bench_products(table: Table, sizes: Sizes) -> None:
-    """Six products of bfloat16 parts against Triton's three of TF32 and against one."""
-    for name, shape in (("", sizes.loss), (", few rows", sizes.few)):
-        batch, n, steps, hidden = shape
-        features, order = loss_batch(*shape, torch.float32)
-        model = HeadAndLoss(hidden).to(DEVICE)
-        step = stepping(model, (features, order), torch.float32)
-        whole = f"train head, {steps} of {n}, batch {batch}, float32"
-        exact = gradients_of(shape, torch.float64, "plain")
-        plain = errors(gradients_of(shape, torch.float32, "plain"), exact)
-        ours = errors(gradients_of(shape, torch.float32, MODE), exact)
-        print(f"errors: plain {plain}; three parts {ours}")
-        for said, how, part in (("tf32x3", 2, None), ("tf32x3, whole rows", 2, hidden), ("tf32", 0, None)):
-            changes: tuple[Change, ...] = (
-                (nll_triton, "prefixes_like", whole_prefixes), with_products(how),
-                *(() if part is None else (with_tiles(part=part),)),
-            )  # fmt: skip
-            try:
-                with changed(*changes):
-                    off = errors(gradients_of(shape, torch.float32, MODE), exact)
-                variant(table, "loss: float32 in three parts", whole, step, changes, said,
-                        errors=ours, errors_without=off, errors_plain=plain)  # fmt: skip
-            except Exception as error:  # a launch that does not fit is an answer too
-                table.failed[f"{said}{name}"] = f"{type(error).__name__}: {error}"[:300]
-                print(f"failed: {said}: {error}"[:200], flush=True)
-
-
-def gradients_of(shape: tuple[int, int, int, int], dtype: torch.dtype, mode: str) -> list[Tensor]:
-    """Of unary, stop, keys and values, the same random ones every time, for four rows."""
-    batch, n, steps, hidden = shape
-    batch = min(batch, 4)
-    generator = torch.Generator(DEVICE).manual_seed(SEED)
-    shapes = ((batch, n), (batch,), (batch, n, hidden), (batch, n, hidden))
-    leaves = [torch.randn(*s, device=DEVICE, generator=generator).to(dtype).requires_grad_() for s in shapes]
-    order = torch.rand(batch, n, device=DEVICE, generator=generator).argsort(-1)[:, :steps].contiguous()
-    with use(mode):
-        loss = cpl.ordered_nll(cpl.Potentials(leaves[0], leaves[1], cpl.LowRank(leaves[2], leaves[3])), order)
-        return list(torch.autograd.grad(loss, leaves))
-
-
-def errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
-    return [
-        float(f"{float((a.double() - b.double()).norm() / b.double().norm()):.2e}")
-        for a, b in zip(found, exact, strict=True)
-    ]
-
-
-CHECKED = (
-    (16, 20, 3, False), (64, 1024, 32, False), (128, 1024, 32, True), (128, 1000, 10, False), (256, 160, 10, False),
-    (200, 1024, 32, True), (96, 333, 64, False),
-)  # fmt: skip
-
-
-def bench_check(table: Table, sizes: Sizes) -> None:
-    """Seconds that the check before first use takes, kernels compiled, and what it finds wrong over many sizes."""
-    found: dict[str, str] = {}
-    seconds = []
-    for dtype in (torch.float32, torch.bfloat16):
-        for hidden, n, steps, live in CHECKED:
-            if not CUDA and hidden > 16:
-                continue
-            for count in (1, 4):
-                keys, values = (torch.randn(2, n, hidden, device=DEVICE, dtype=dtype) for _ in range(2))
-                stop_key = torch.randn(2, hidden, device=DEVICE, dtype=dtype) if live else None
-                unary, stop = torch.randn(2, n, device=DEVICE, dtype=dtype), torch.randn(2, device=DEVICE, dtype=dtype)
-                pot = cpl.Potentials(unary, stop, cpl.LowRank(keys, values, stop_key))
-                tile = nll_triton.tiles(2, count, steps, n, hidden, dtype)
-                for whole in (True, False) if count == 1 else (False,):
-                    nll_check.compare(pot, steps, tile, whole)
-                    start = time.perf_counter()
-                    why = nll_check.compare(pot, steps, tile, whole)
-                    seconds.append(time.perf_counter() - start)
-                    if why:
-                        found[f"{NAMES[dtype]} h={hidden} N={n} T={steps} P={count} live={live} whole={whole}"] = why
-    table.rows.append({
-        "mechanism": "loss: checked before use", "whole": f"{len(seconds)} kinds of kernels",
-        "lines": EXTENT["loss: checked before use"]()[0], "test_lines": 80, "tests": 4,
-        "seconds_each": sum(seconds) / len(seconds), "faults": found,
-    })  # fmt: skip
-    print(f"check: {len(seconds)} kinds, {sum(seconds) / len(seconds):.3f} s each, faults: {found}", flush=True)
-    table.write()
+    table.add("loss: candidates split", whole, ours, other, without="one share")
 
 
 # Pairs of bfloat16 against TF32
@@ -587,7 +403,6 @@ def bench_pairs(table: Table, sizes: Sizes, source: str) -> None:
         ("bfloat16, head in TF32", torch.bfloat16, False, False, True),
         ("bfloat16", torch.bfloat16, False, False, False),
         ("float16, head in float32", torch.float16, False, False, True),
-        ("float16", torch.float16, False, False, False),
     )
     for said, dtype, paired, precise, head_precise in marks:
         model.paired, model.precise, head.precise = paired, precise, head_precise  # type: ignore[assignment, union-attr]
@@ -610,8 +425,6 @@ PARTS: dict[str, Callable[[Table, Sizes], None]] = {
     "predictions": bench_predictions,
     "decoding": bench_decoding,
     "training": bench_training,
-    "products": bench_products,
-    "check": bench_check,
 }
 
 

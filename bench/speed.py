@@ -17,6 +17,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,8 @@ from bench.claims import claims
 from bench.timing import CUDA, DEVICE, Row, Work, graphed, peak, row, sets_of, timed
 from torchcpl.constraints import Rules
 from torchcpl.files import write_json
-from torchcpl.kernels import dispatch, use
+from torchcpl.kernels import use
+from torchcpl.kernels.greedy_plan import plan
 from torchcpl.provenance import run_info
 from torchcpl.selectors import PointerHead
 from torchcpl.tasks.subsets.bags import Bags
@@ -123,10 +125,11 @@ def draw(pot: cpl.Potentials, steps: int, mode: str) -> cpl.Selection:
 # B, N, T, hidden; the first of every batch size is the paths' own: 30 of 1,024.
 DECODE = (
     [(1, 1024, 30, 128), (64, 1024, 30, 128), (1024, 1024, 30, 128), (64, 160, 10, 256), (64, 4096, 30, 64),
-     (8, 65_536, 64, 128)]
+     (8, 65_536, 64, 128), (1, 10_000_000, 8, 128)]
     if CUDA else [(1, 1024, 30, 128), (64, 1024, 30, 128), (1, 160, 10, 256), (1, 20_000, 30, 64)]
 )  # fmt: skip
 LARGEST_W = 2**33 if CUDA else 2**28  # bytes of a dense W that are tried
+ON_CHIP = 50 * 2**20  # bytes that stay in cache from step to step
 
 
 def bench_decode() -> list[Row]:
@@ -144,19 +147,18 @@ def decode_rows(batch: int, n: int, steps: int, hidden: int, dtype: torch.dtype,
     sizes: dict[str, Any] = {"B": batch, "N": n, "T": steps}
     if not dense:
         sizes["h"] = hidden
-    # A column of W for every pick, or all keys once and a value for every pick.
-    numbers = batch * (n * steps if dense else (n + steps) * hidden)
+    # A column of W a pick; or all keys, once or where they do not fit on the chip at every step, and a value a pick.
+    passes = steps if batch * n * hidden * dtype.itemsize > ON_CHIP else 1
+    numbers = batch * (n * steps if dense else (n * passes + steps) * hidden)
     sizes["mib"] = round(numbers * dtype.itemsize / 2**20, 3)
     pots = decode_inputs(batch, n, hidden, dtype, dense)
     fast: list[Work] = [partial(greedy, pot, steps, "auto") for pot in pots]
-    way = dispatch.plan(pots[0], Rules(pots[0], steps)) if CUDA else None
     name = f"{KERNEL}, {given}"
-    if way is not None:
-        sizes["way"] = f"{way.form} {way.path} {way.size}"
-    elif CUDA:
-        name = f"auto (plain), {given}"  # which is faster here
+    if CUDA:
+        way = plan(pots[0], Rules(pots[0], steps))
+        sizes["way"] = f"{way.kernel} {way.size} × {way.programs}"
     rows = [measure("greedy", name, dtype, fast, **sizes)]
-    if CUDA and batch * n * hidden < 2**29:
+    if CUDA:
         rows.append(row("greedy", f"{name}, captured", dtype, graphed(fast), rows[0]["peak_mib"], **sizes))
     plain: list[Work] = [partial(greedy, pot, steps, "plain") for pot in pots[:2]]
     rows.append(measure("greedy", f"plain, {given}", dtype, plain, **sizes))
@@ -165,6 +167,14 @@ def decode_rows(batch: int, n: int, steps: int, hidden: int, dtype: torch.dtype,
         agree(row_loop(pots[0], steps), greedy(pots[0], steps, "plain").tolist())
         loops: list[Work] = [partial(row_loop, pot, steps) for pot in pots[:2]]
         rows.append(measure("greedy", f"per-row loop, {given}", dtype, loops, **sizes))
+    if CUDA and not dense and n == 65_536:  # one table of items for all rows, which is not copied
+        parts = {
+            name: part[:1].expand(batch, -1, -1) for name, part in vars(pots[0].interaction).items() if part is not None
+        }
+        shared: list[Work] = [partial(greedy, replace(pots[0], interaction=cpl.LowRank(**parts)), steps, "auto")]
+        rows.append(measure("greedy", f"{KERNEL}, factors shared by all rows", dtype, shared, **sizes))
+        rows.append(row("greedy", f"{KERNEL}, factors shared by all rows, captured", dtype, graphed(shared),
+                        rows[-1]["peak_mib"], **sizes))  # fmt: skip
     if not dense and batch == 64 and n == 1024:
         for variant, mode in ((KERNEL if CUDA else "rollout", "auto"), ("plain", "plain"))[: 2 if CUDA else 1]:
             drawn: list[Work] = [partial(draw, pot, steps, mode) for pot in pots[:2]]

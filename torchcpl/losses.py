@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcpl.checks import check_choice, check_count, check_generator, check_number, describe
 from torchcpl.constraints import History, Rules
-from torchcpl.functional import blame_nan, check_sequences, joined, reduced, step_log_probs, trimmed
+from torchcpl.functional import blame_nan, check_sequences, reduced, step_log_probs, trimmed
 from torchcpl.kernels import dispatch
 from torchcpl.potentials import Potentials, picked_mask
 
@@ -27,10 +27,11 @@ def ordered_nll(pot: Potentials, order: Tensor, *, per_step: bool = False, reduc
     check_choice("reduction", reduction, REDUCTIONS)
     check_choice("per_step", per_step, (True, False))
     check_sequences("order", order, pot, picks_real=True)
-    whole = order.unsqueeze(1)  # (B, 1, T)
-    loss = -joined(*dispatch.prefix_log_probs(pot, whole, Rules(pot)), whole).squeeze(1)
+    picks, stop = (part.squeeze(1) for part in dispatch.prefix_log_probs(pot, order.unsqueeze(1), Rules(pot)))
+    length = (order >= 0).sum(-1)
+    loss = -picks.sum(-1) - stop.gather(1, length.unsqueeze(-1)).squeeze(-1)  # of (B, T+1) each
     if per_step:
-        loss = loss / ((order >= 0).sum(-1) + 1)
+        loss = loss / (length + 1)
     return blame_nan(reduced(loss, reduction), pot)
 
 

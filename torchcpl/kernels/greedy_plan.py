@@ -45,9 +45,9 @@ def dense(n: int, alone: bool) -> Plan:
 
 @cache
 def factored(rows: int, n: int, hidden: int, several: bool) -> Plan:
-    """With keys and values, one program a hypothesis or ``several``."""
+    """With keys and values, one program a hypothesis, then of many warps and with large tiles, or ``several``."""
     deep = max(16, 1 << (max(hidden, 1) - 1).bit_length())
-    size = max(16, 4096 // deep)
+    size = max(16, (4096 if several else 16_384) // deep)
     programs = max(1, min(PROGRAMS // rows, -(-n // (LEAST_TILES * size)))) if several else 1
     return Plan("factored", size, warps=min(max(size * deep // 1024, 4), 16), programs=programs)
 

@@ -32,7 +32,6 @@ from torchcpl.interactions import Coverage, Dense, Recent
 from torchcpl.interactions.base import without_autocast
 from torchcpl.interactions.coverage import LARGEST
 from torchcpl.kernels.greedy_plan import Plan
-from torchcpl.kernels.streams import side_by_side
 from torchcpl.potentials import Potentials, Selection
 
 SYNC_EVERY = 32  # launches of a step between two looks at whether all hypotheses have stopped
@@ -83,17 +82,14 @@ def _launch_dense(
     interaction: Any = pot.interaction
     cover = last = last_stop = None
     if isinstance(interaction, Dense):
-        W, stop_row, stop = interaction.W, interaction.stop_row, rules.biased(pot.stop)
+        W, stop_row = interaction.W, interaction.stop_row
     else:
-        (W, stop_row), (last, last_stop), cover, stop = side_by_side(
-            lambda: _dense_of(interaction.keys, interaction.values, interaction.stop_key),
-            lambda: _lasts(interaction),
-            lambda: _covers(interaction),
-            lambda: rules.biased(pot.stop),
-        )
+        W, stop_row = _dense_of(interaction.keys, interaction.values, interaction.stop_key)
+        last, last_stop = _lasts(interaction)
+        cover = _covers(interaction)
     grid = (found.lengths.numel(),)
     options["LIVE"] = stop_row is not None
-    arguments = (*_strided(pot.unary), *_strided(rules.available), *_strided(stop), *given)
+    arguments = (*_strided(pot.unary), *_strided(rules.available), *_strided(rules.biased(pot.stop)), *given)
     matrix = (*_strided(W), *_strided(stop_row, 2))
     if way.kernel == "block":
         _decode_block[grid](*arguments, *matrix, cover, last, last_stop, **options, num_warps=way.warps)
@@ -147,9 +143,7 @@ def _dense_of(keys: Tensor, values: Tensor, stop_key: Tensor | None) -> tuple[Te
     values = values.to(keys.dtype)
     if stop_key is None:
         return _product_of(keys, values), None
-    row = stop_key.to(keys.dtype).unsqueeze(1)
-    W, stop_row = side_by_side(lambda: _product_of(keys, values), lambda: _product_of(row, values).squeeze(1))
-    return W, stop_row
+    return _product_of(keys, values), _product_of(stop_key.to(keys.dtype).unsqueeze(1), values).squeeze(1)
 
 
 def _covers(interaction: Any) -> Tensor | None:
@@ -305,7 +299,7 @@ def _decode_block(
         tl.store(step_log_prob + out + count, gain, mask=going)
         end = tl.where(going, end, count)
         count += going.to(tl.int32)
-    tl.store(lengths + row, count.to(tl.int64))
+    tl.store(lengths + row, count)
     tl.store(log_prob + row, total)
 
 
@@ -391,7 +385,7 @@ def _decode_tiles(
         tl.store(step_log_prob + out + count, gain, mask=going)
         end = tl.where(going, end, count)
         count += going.to(tl.int32)
-    tl.store(lengths + row, count.to(tl.int64))
+    tl.store(lengths + row, count)
     tl.store(log_prob + row, total)
 
 

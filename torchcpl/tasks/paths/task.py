@@ -14,7 +14,6 @@ from torchcpl.config import TrainConfig, option, override
 from torchcpl.encoders.resnet import IMAGENET_MEAN, IMAGENET_STD
 from torchcpl.encoders.transformer import Encoder
 from torchcpl.head import KINDS, CPLHead, mlp
-from torchcpl.kernels.streams import side_by_side
 from torchcpl.metrics import off_road, path_scores
 from torchcpl.potentials import Selection
 from torchcpl.selectors import Hungarian, Method, MultiHypothesis, PointerHead, Stepwise, Threshold
@@ -144,9 +143,10 @@ class PathsModel(SelectionModel):
         encoded: Tensor = self.encoder(self.project(cells) + self.places)
         return encoded
 
-    def points(self, features: Tensor) -> Tensor:
-        """The point (B, N, 2) in each cell, px."""
-        return torch.add(self.corners, self.offset(features).float().sigmoid(), alpha=CELL)
+    def points(self, features: Tensor, corners: Tensor | None = None) -> Tensor:
+        """The point (B, N, 2) in each cell, px; ``corners`` (B, N, 2) where the features are of some cells only."""
+        corners = self.corners if corners is None else corners
+        return torch.add(corners, self.offset(features).float().sigmoid(), alpha=CELL)
 
     def forward(self, batch: PathBatch) -> dict[str, Tensor]:
         target, _ = cells_of(batch.path)
@@ -164,19 +164,18 @@ class PathsModel(SelectionModel):
     def decode(self, features: Tensor, inputs: Tensor, knob: float | None = None) -> Prediction:
         """The path that the method selects, given the encoded cells of the images."""
         potentials = self.method.potentials(features, self._all(features))
-        selection, points = side_by_side(
-            lambda: self.method.pick(potentials, self.max_len, knob),
-            lambda: self.points(features),  # now, when a GPU has little else to do
-        )
-        return Prediction(selection, _gather(points, selection.indices))
+        selection = self.method.pick(potentials, self.max_len, knob)
+        cells = selection.indices
+        corners = _gather(self.corners.expand(len(features), -1, -1), cells)
+        return Prediction(selection, self.points(_gather(features, cells), corners))
 
     def _all(self, features: Tensor) -> Tensor:
         return self.every.expand(len(features), -1)
 
 
-def _gather(points: Tensor, cells: Tensor) -> Tensor:
-    """(B, T, 2) the points (B, N, 2) of ``cells`` (B, T); those of the first cell where padded."""
-    return points.gather(1, cells.clamp(min=0).unsqueeze(-1).expand(-1, -1, 2))
+def _gather(table: Tensor, cells: Tensor) -> Tensor:
+    """(B, T, d) the rows of ``table`` (B, N, d) at ``cells`` (B, T); those of the first cell where padded."""
+    return table.gather(1, cells.clamp(min=0).unsqueeze(-1).expand(-1, -1, table.shape[-1]))
 
 
 def build_method(config: PathsConfig) -> Method:
