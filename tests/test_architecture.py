@@ -17,7 +17,7 @@ ROOT = Path(torchcpl.__file__).parent
 ROOMS = [
     "checks", "potentials", "interactions", "constraints", "functional", "kernels", "losses", "decoding",
     "distribution", "head", "inference", "files", "explore", "encoders", "metrics", "selectors", "config", "provenance",
-    "checkpoints", "train", "tables", "plots", "report", "tasks", "completion", "cli", "__main__",
+    "checkpoints", "train", "tables", "plots", "report", "tasks", "predict", "completion", "cli", "__main__",
 ]
 # fmt: on
 CORE = [*ROOMS[: ROOMS.index("inference") + 1], "explore"]

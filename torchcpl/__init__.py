@@ -7,6 +7,9 @@
 torch.Size([2, 3])
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from torchcpl.checks import set_validation
 from torchcpl.constraints import Adjacent, Budget, Forbid, History, Require
 from torchcpl.decoding import beam, greedy, sample, stochastic_beam
@@ -19,6 +22,9 @@ from torchcpl.interactions import Contextual, Coverage, Dense, Interaction, LowR
 from torchcpl.kernels import set_kernels
 from torchcpl.losses import ordered_nll, subset_nll
 from torchcpl.potentials import Potentials, Selection
+
+if TYPE_CHECKING:
+    from torchcpl.predict import Predictor, load
 
 __version__ = "0.1.0"
 
@@ -35,6 +41,7 @@ __all__ = [
     "Interaction",
     "LowRank",
     "Potentials",
+    "Predictor",
     "Recent",
     "Require",
     "Selection",
@@ -42,6 +49,7 @@ __all__ = [
     "compile_for_inference",
     "explore",
     "greedy",
+    "load",
     "log_prob",
     "ordered_nll",
     "sample",
@@ -51,3 +59,10 @@ __all__ = [
     "stochastic_beam",
     "subset_nll",
 ]
+_LATER = {"Predictor": "torchcpl.predict", "load": "torchcpl.predict"}  # with what they import, when first used
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'torchcpl' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)

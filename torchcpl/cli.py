@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ import torch
 from torchcpl import __version__, completion
 from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml
 from torchcpl.files import extra
+from torchcpl.predict import ENGINES, Predictor, predict_file
 from torchcpl.provenance import device_name
 from torchcpl.tables import Table
 from torchcpl.tasks.benchmark import Benchmark
@@ -98,7 +100,21 @@ def train(options: argparse.Namespace) -> None:
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    _show(benchmark_of(options.run).evaluate(options.run), options.run / "evaluation.json", options)
+    results = benchmark_of(options.run).evaluate(options.run, options.source)
+    _show(results, options.out or (None if options.source else options.run / "evaluation.json"), options)
+
+
+def predict(options: argparse.Namespace) -> None:
+    predictor = Predictor(options.run, column=options.column, group=options.group, device=options.device)
+    records = predict_file(
+        predictor, options.file, options.out, batch_size=options.batch_size, limit=options.limit,
+        engine=options.engine, workers=options.workers,
+    )  # fmt: skip
+    if not options.out:
+        print(json.dumps(records))
+        return
+    mean = sum(len(record["picks"]) for record in records) / len(records)
+    _say(f"{len(records)} examples, {mean:.1f} picks on average\nWritten to {options.out}")
 
 
 def table(options: argparse.Namespace) -> None:
@@ -186,7 +202,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the versions and the device, and exit")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for add in (_add_train, _add_evaluate, _add_table, _add_bench, _add_report, _add_demo, _add_toy, _add_scenes):
+    for add in (
+        _add_train, _add_evaluate, _add_predict, _add_table, _add_bench, _add_report, _add_demo, _add_toy, _add_scenes,
+    ):  # fmt: skip
         add(verbs)
     _add_completion(verbs)
     return parser
@@ -205,11 +223,36 @@ def _add_train(verbs: Any) -> None:
 
 
 def _add_evaluate(verbs: Any) -> None:
-    said = "Evaluate a run's best checkpoint on the reported data; writes RUN/evaluation.json."
+    said = "Evaluate a run's best checkpoint on the reported data, or on other labelled data of the same kind."
     sub = verbs.add_parser("evaluate", help="what a run reached", description=said)
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
-    _add_output(sub, out=False)
+    sub.add_argument("--source", help="other data: other classes, other maps (default: those of the run)")
+    _add_output(sub, "JSON file to write (default: RUN/evaluation.json, with --source none)")
     _finish(sub, evaluate)
+
+
+def _add_predict(verbs: Any) -> None:
+    said = "Select from new data with a run's best checkpoint; labels are not needed."
+    sub = verbs.add_parser("predict", help="apply a run to new data", description=said)
+    sub.epilog = (
+        "examples:\n  torchcpl predict runs/subsets-cpl-s0 features.npy --out picks.csv   (N, d) or (B, N, d)\n"
+        "  torchcpl predict runs/paths-cpl-s0 map.json --limit 20 --out picks.json\n"
+        "  torchcpl predict runs/subsets-cpl-s0 bags.parquet --column bag --engine ray --workers 8 --out picks.json"
+    )
+    sub.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
+    said = "features in .npy or .npz; scenes in .npz, a lane map; Parquet, a file or a folder"
+    sub.add_argument("file", type=Path, metavar="FILE", help=said)
+    sub.add_argument("--out", type=Path, metavar="FILE", help="picks.json or picks.csv (default: JSON to the terminal)")
+    sub.add_argument("--column", default="", help="array or column of the examples (default: features, or images)")
+    sub.add_argument("--group", default="", metavar="COLUMN", help="Parquet of items: rows alike in it are one example")
+    sub.add_argument(
+        "--limit", type=int, metavar="N", help="the first N examples, or N scenes of a map (default: all; 100)"
+    )
+    sub.add_argument("--batch-size", type=int, default=64, help="examples at a time (default: 64)")
+    sub.add_argument("--engine", choices=ENGINES, default="local", help="where (default: local, in this process)")
+    sub.add_argument("--workers", type=int, default=2, help="of the engine ray (default: 2)")
+    sub.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
+    _finish(sub, predict)
 
 
 def _add_table(verbs: Any) -> None:
@@ -263,14 +306,14 @@ def _add_demo(verbs: Any) -> None:
     sub.add_argument("task", nargs="?", choices=tuple(TASKS), default=DEMO, help=f"default: {DEMO}")
     folders = ", ".join(f"runs/demo-{task}" for task in TASKS if task != DEMO)
     sub.add_argument("--out", type=Path, help=f"folder (default: runs/demo, {folders})")
-    _add_output(sub, out=False)
+    _add_output(sub, "")
     _finish(sub, demo)
 
 
 def _add_toy(verbs: Any) -> None:
     said = "Two answers, {a} and {b, c}, are right: what matching makes of that, and what CPL does."
     sub = verbs.add_parser("toy", help="the paper's example of five items", description=said)
-    _add_output(sub, out=False)
+    _add_output(sub, "")
     _finish(sub, toy)
 
 
@@ -342,9 +385,9 @@ def _finish(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace],
     parser.set_defaults(verb=run)
 
 
-def _add_output(parser: argparse.ArgumentParser, out: bool = True) -> None:
+def _add_output(parser: argparse.ArgumentParser, out: str = "JSON file to write (default: in runs/)") -> None:
     if out:
-        parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write (default: in runs/)")
+        parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     form.add_argument("--json", action="store_true", help="print the table as JSON, and nothing else")

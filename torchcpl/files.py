@@ -119,9 +119,12 @@ def check_json(value: Any, kind: Any, where: str) -> None:
 
 
 def read_npz(path: str | Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an ``.npz`` file, no pickles; a ValueError that names the file where it is not one."""
+    """The arrays of an ``.npz`` file, or that of an ``.npy`` as ``array``; a ValueError where it is neither."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            return {"array": archive}
+        with archive:
             return dict(archive.items())
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file") from None

@@ -379,7 +379,7 @@ def test_files_that_are_no_scenes_are_named(scenes: Scenes, tmp_path: Path) -> N
         with pytest.raises(ValueError, match=r"bad\.npz: not a readable \.npz"):
             load_scenes(bad)
     np.save(tmp_path / "array.npy", np.zeros(3))
-    with pytest.raises(ValueError, match=r"array\.npy: not a readable \.npz"):
+    with pytest.raises(ValueError, match=r"array\.npy: not a file of scenes"):
         load_scenes(tmp_path / "array.npy")
     with np.load(whole) as file:
         fields = dict(file)

@@ -11,17 +11,18 @@ import statistics
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from torchcpl import plots
 from torchcpl.checkpoints import load_checkpoint, load_weights, read_info
 from torchcpl.checks import check_choice, check_count
-from torchcpl.config import TrainConfig, to_toml
+from torchcpl.config import TrainConfig, override, to_toml
 from torchcpl.explore import Explorer
 from torchcpl.provenance import run_info
 from torchcpl.report import Panel, save_panels, write_report
@@ -103,6 +104,32 @@ class Benchmark(ABC, Generic[C]):
         """What the table says, in sentences."""
         return []
 
+    # ----------------------------------------------------------------------------------------- new data
+
+    column: ClassVar[str] = "features"  # what a file of many arrays calls the examples
+    rank: ClassVar[int] = 2  # dimensions of an example
+
+    def build(self, config: C, weights: Mapping[str, Tensor]) -> Any:
+        """An untrained `SelectionModel` that the weights fit; by default it takes the task's data to build it."""
+        return self.make_task(config).build(pretrained=False)
+
+    def read_examples(self, path: Path, column: str, limit: int | None) -> list[Tensor]:
+        """The examples in a file, without labels; ``column`` names the array, ``limit`` bounds their number."""
+        raise ValueError(f"{path}: there is no way yet to predict from a file for {self.subject.lower()}")
+
+    def collate(self, model: Any, examples: Sequence[Tensor]) -> Any:
+        """Examples as the inputs of ``model.select``, on its device; ValueError names one that does not fit."""
+        raise ValueError(f"there is no way yet to predict from arrays for {self.subject.lower()}")
+
+    def answers(self, prediction: Any) -> dict[str, Tensor]:
+        """What is told of a prediction, a row an example."""
+        names = ("indices", "lengths", "log_prob", "step_log_prob")
+        return {name: value for name in names if (value := getattr(prediction, name)) is not None}
+
+    def elsewhere(self, config: C, source: str) -> C:
+        """The configuration of a run with other data to report on."""
+        return override(config, source=source, held_out=0.0)
+
     # --------------------------------------------------------------------------------------------- runs
 
     @property
@@ -123,9 +150,9 @@ class Benchmark(ABC, Generic[C]):
         return read_run(self.config, path, self.metrics)
 
     def restore(self, run: Run[C]) -> Restored:
-        task = self.make_task(here(run.config))
-        model = task.build(pretrained=False)  # the file it started from may be gone
-        load_weights(model, load_checkpoint(run.path).weights, str(run.path / "best"))
+        task, weights = self.make_task(here(run.config)), load_checkpoint(run.path).weights
+        model = self.build(run.config, weights)  # without the pretrained file it started from, which may be gone
+        load_weights(model, weights, str(run.path / "best"))
         return Restored(task, model.to(task.device).eval(), run.state["best"]["metrics"].get("knob"))
 
     def first_runs(self, runs: Sequence[Run[C]]) -> dict[str, Run[C]]:
@@ -223,13 +250,19 @@ class Benchmark(ABC, Generic[C]):
         alone = len(kinds) == 2 and "lowrank" in kinds
         return {name if alone and kind != "lowrank" else f"{name} ({kind})": (kind,) for kind in kinds}
 
-    def evaluate(self, path: str | Path) -> Table:
-        """One run at its best checkpoint, with the knob chosen for it."""
+    def evaluate(self, path: str | Path, source: str | None = None) -> Table:
+        """One run at its best checkpoint, with the knob chosen for it; ``source`` names other data to report on."""
         run = self.read(path)
-        restored = task, model, knob = self.restore(run)
-        epoch = run.state["best"]["epoch"]
-        rule = self.held_out if task.chosen_on is not task.reported else self.reported
-        scores = task.report(model, knob).items()
+        best = run.state["best"]
+        rule = self.held_out if f"reported_{run.state['metric']}" in best["metrics"] else self.reported
+        if source is not None:
+            run = replace(run, config=self.elsewhere(run.config, source))
+        try:
+            restored = task, model, knob = self.restore(run)
+            scores = task.report(model, knob).items()
+        except ValueError as error:
+            raise ValueError(str(error) if source is None or source in str(error) else f"{source}: {error}") from error
+        epoch = best["epoch"]
         found = {name: value if math.isfinite(value) else None for name, value in scores}  # as the history has it
         found |= {"epoch": epoch, "knob": knob}
         row = self._row(self.names[_method(run)], rule, [found], [run]) | timing.quick(*restored)

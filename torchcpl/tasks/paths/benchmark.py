@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from torchcpl.checks import describe
 from torchcpl.config import override
 from torchcpl.explore import Explorer
 from torchcpl.files import stamp, write_atomic
@@ -16,8 +19,19 @@ from torchcpl.report import Panel
 from torchcpl.tables import Column, Row, Table
 from torchcpl.tasks.benchmark import Benchmark, against_pointer
 from torchcpl.tasks.paths import figures
-from torchcpl.tasks.paths.scenes import Scenes, save_scenes
-from torchcpl.tasks.paths.task import COLUMNS, METHODS, PathsConfig, PathsTask, load_source, split_scenes
+from torchcpl.tasks.paths.maps import load_maps
+from torchcpl.tasks.paths.sampling import PALETTE, SIZE
+from torchcpl.tasks.paths.scenes import Scenes, generate, load_scenes, save_scenes
+from torchcpl.tasks.paths.task import (
+    COLUMNS,
+    METHODS,
+    PathsConfig,
+    PathsModel,
+    PathsTask,
+    Prediction,
+    load_source,
+    split_scenes,
+)
 from torchcpl.tasks.runs import Run
 
 NUSCENES = {"boston-seaport", "singapore-hollandvillage", "singapore-onenorth", "singapore-queenstown"}
@@ -62,6 +76,26 @@ class PathsBenchmark(Benchmark[PathsConfig]):
 
     def make_task(self, config: PathsConfig) -> PathsTask:
         return PathsTask(config, scenes_of(config))
+
+    column = "images"
+
+    def build(self, config: PathsConfig, weights: Mapping[str, Tensor]) -> PathsModel:
+        return PathsModel(override(config, weights=""))
+
+    def read_examples(self, path: Path, column: str, limit: int | None) -> list[Tensor]:
+        """Images of the scenes in a ``.npz``, or of 100 drawn from a lane map or a folder of them."""
+        scenes = load_scenes(path) if path.suffix == ".npz" else generate(load_maps(path), limit or 100)
+        return list(torch.from_numpy(scenes.images))[:limit]
+
+    def collate(self, model: PathsModel, examples: Sequence[Tensor]) -> Tensor:
+        for row, image in enumerate(examples):
+            if image.shape != (SIZE, SIZE) or image.is_floating_point() or image.max() >= len(PALETTE):
+                raise ValueError(f"image {row}: expected ({SIZE}, {SIZE}) palette indices, got {describe(image)}")
+        return torch.stack(list(examples)).to(model.colors.device)
+
+    def answers(self, prediction: Prediction) -> dict[str, Tensor]:
+        ended = prediction.selection.indices < 0
+        return super().answers(prediction.selection) | {"points": prediction.points.masked_fill(ended[..., None], -1)}
 
     def source(self, config: PathsConfig) -> str:
         name = config.source if config.source == "procedural" else Path(config.source).name

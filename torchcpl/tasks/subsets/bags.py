@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from torchcpl.checks import check_count, check_tensor
 
@@ -64,6 +65,13 @@ class Bags:
         check_count("size", size, 1)
         for start in range(0, len(self), size):
             yield Bags(*(getattr(self, field.name)[start : start + size] for field in fields(self)))
+
+
+def unlabelled(items: Sequence[Tensor], device: str | torch.device) -> Bags:
+    """Bags of given items, (N, d) each, padded to the largest; of labels and targets there are none."""
+    rows = pad_sequence([torch.arange(len(bag)) for bag in items], batch_first=True, padding_value=-1).to(device)
+    features = pad_sequence([bag.float() for bag in items], batch_first=True).to(device)
+    return Bags(features, rows >= 0, torch.full_like(rows, -1), rows[:, :0], rows)
 
 
 class BagSampler:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from torchcpl.checks import describe
 from torchcpl.explore import Explorer
 from torchcpl.files import stamp
 from torchcpl.report import Panel
@@ -17,9 +21,9 @@ from torchcpl.tasks import timing
 from torchcpl.tasks.benchmark import Benchmark, against_pointer
 from torchcpl.tasks.runs import Run, here
 from torchcpl.tasks.subsets import figures
-from torchcpl.tasks.subsets.bags import BagProtocol
-from torchcpl.tasks.subsets.data import Features, load_source
-from torchcpl.tasks.subsets.task import COLUMNS, METHODS, REFERENCE, SubsetsConfig, SubsetsTask
+from torchcpl.tasks.subsets.bags import BagProtocol, Bags, unlabelled
+from torchcpl.tasks.subsets.data import Features, load_source, read_bags
+from torchcpl.tasks.subsets.task import COLUMNS, METHODS, REFERENCE, SubsetsConfig, SubsetsModel, SubsetsTask
 from torchcpl.train import device_of
 
 # The paper's table 2: CIFAR-100, one A100, batch 1.
@@ -67,6 +71,22 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
     def make_task(self, config: SubsetsConfig) -> SubsetsTask:
         files = stamp(config.source, Path(config.source).with_name("test_images.npz"), config.weights)
         return SubsetsTask(config, _features(config.source, config.root, config.weights, str(device_of(config)), files))
+
+    def build(self, config: SubsetsConfig, weights: Mapping[str, Tensor]) -> SubsetsModel:
+        return SubsetsModel(config, torch.zeros(2, weights["shift"].numel() if "shift" in weights else 1))
+
+    def read_examples(self, path: Path, column: str, limit: int | None) -> list[Tensor]:
+        return read_bags(path, column)[:limit]
+
+    def collate(self, model: SubsetsModel, examples: Sequence[Tensor]) -> Bags:
+        for row, items in enumerate(examples):
+            if items.dim() != 2 or items.shape[1] != len(model.shift) or not len(items):
+                raise ValueError(
+                    f"bag {row}: expected at least one item of width {len(model.shift)}, got {describe(items)}"
+                )
+            if not items.isfinite().all():
+                raise ValueError(f"bag {row}: expected finite features, got NaN or infinity")
+        return unlabelled(examples, model.shift.device)
 
     def source(self, config: SubsetsConfig) -> str:
         path = Path(config.source)

@@ -199,6 +199,28 @@ def _npz(path: Path) -> Features:
     return _with_images(found, path.with_name("test_images.npz"))
 
 
+def read_bags(path: Path, column: str) -> list[Tensor]:
+    """Unlabelled bags, each (N, d): the array ``column`` of an ``.npz`` or the only one of a file, (N, d) or (B, N, d).
+
+    ``scale`` multiplies it, and a ``mask`` (B, N) tells which items of a bag are real.
+    """
+    if path.suffix not in (".npy", ".npz"):
+        raise ValueError(f"{path}: expected features in a .npy or .npz file")
+    arrays = read_npz(path)
+    scale, mask = arrays.pop("scale", np.ones(())), arrays.pop("mask", None)
+    array = next(iter(arrays.values())) if len(arrays) == 1 else arrays.get(column)
+    if array is None:
+        raise ValueError(f"{path}: expected an array {column}, got {', '.join(arrays) or 'none'}")
+    if array.ndim not in (2, 3) or array.dtype.kind not in "iuf" or not array.size:
+        raise ValueError(f"{path}: expected (N, d) or (B, N, d) numbers, got {array.shape} {array.dtype}")
+    bags = array if array.ndim == 3 else array[None]
+    mask = np.ones(bags.shape[:2], bool) if mask is None else mask
+    if mask.shape != bags.shape[:2] or mask.dtype != bool or scale.shape not in ((), bags.shape[2:]):
+        raise ValueError(f"{path}: expected a mask {bags.shape[:2]} of bool and a scale () or {bags.shape[2:]}")
+    with np.errstate(over="ignore", invalid="ignore"):  # infinities are refused later, and said to be so
+        return [torch.from_numpy((bag[real] * scale).astype(np.float32)) for bag, real in zip(bags, mask, strict=True)]
+
+
 def _encode_labels(
     path: Path, given: dict[str, NDArray[Any]], names: NDArray[Any] | None
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchcpl.checks import check_tensor
 from torchcpl.config import TrainConfig, option
 from torchcpl.encoders.transformer import Encoder
 from torchcpl.head import KINDS, CPLHead
@@ -108,6 +109,7 @@ class SubsetsModel(SelectionModel):
         self.input_mix = config.input_mix
 
     def encode(self, inputs: Bags) -> Tensor:
+        check_tensor("features", inputs.features, ("B", "N", len(self.shift)), "float")
         features = (inputs.features - self.shift) / self.scale
         if self.training and self.input_mix > 0:
             share = self.input_mix * torch.rand(features.shape[:2], device=features.device).unsqueeze(-1)
@@ -166,11 +168,6 @@ class SubsetsTask:
         )
         # What is trained on, what choices are made on, and what is reported.
         seen = split_held_out(features, config.held_out, seed=0) if config.held_out > 0 else features
-        sizes = seen.train_labels.unique(return_counts=True)[1]
-        for name, most in (("max_classes", len(sizes)), ("max_per_class", int(sizes.max()))):
-            if getattr(config, name) > most:
-                what = "the number of classes" if name == "max_classes" else "the size of the largest class"
-                raise ValueError(f"{name}: expected at most {most}, {what} to train on, got {getattr(config, name)}")
         self.sampler = BagSampler(seen.train.to(self.device), seen.train_labels.to(self.device), self.protocol)
         self.reported = self._fixed(features.test, features.test_labels, seed=1)
         self.chosen_on = self._fixed(seen.test, seen.test_labels, seed=2) if config.held_out > 0 else self.reported
@@ -189,6 +186,12 @@ class SubsetsTask:
         return self.config.method != "hungarian"  # whose assignment is found on the host
 
     def build(self, pretrained: bool = True) -> SubsetsModel:
+        sizes = self.sampler.labels.unique(return_counts=True)[1]
+        for name, most in (("max_classes", len(sizes)), ("max_per_class", int(sizes.max()))):
+            if getattr(self.protocol, name) > most:
+                what = "the number of classes" if name == "max_classes" else "the size of the largest class"
+                asked = getattr(self.protocol, name)
+                raise ValueError(f"{name}: expected at most {most}, {what} to train on, got {asked}")
         return SubsetsModel(self.config, self.features.train)
 
     def batch(self, step: int) -> Bags:

@@ -1,0 +1,266 @@
+"""Apply a trained run to new data: here, or as a function that Ray and Spark carry to many machines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchcpl.checkpoints import load_checkpoint, load_weights
+from torchcpl.checks import check_count, describe
+from torchcpl.config import TrainConfig, from_toml, override
+from torchcpl.files import extra, track, write_atomic, write_json
+from torchcpl.provenance import run_info
+from torchcpl.tasks.benchmark import Benchmark
+from torchcpl.tasks.registry import benchmark_of
+from torchcpl.tasks.runs import here
+from torchcpl.train import device_of
+
+ENGINES = ("local", "ray")
+PARQUET = ".parquet"
+
+
+class Loaded(NamedTuple):
+    """A run's best checkpoint, ready to select."""
+
+    benchmark: Benchmark[Any]
+    config: TrainConfig
+    model: Any  # a `SelectionModel`
+    knob: float | None
+
+
+class Predictor:
+    """A trained run as a function.
+
+    ``select(x)`` is for one process. ``predictor(batch)`` maps a dict of arrays to a dict of arrays, a row an example,
+    which is what Ray Data's ``map_batches(Predictor, fn_constructor_kwargs={"run": …})`` and Spark's
+    ``predict_batch_udf(lambda: Predictor(…), …)`` ask of a function. A pickle holds the name of the run's folder; the
+    model is read where it is first used, and runs on CUDA where there is one.
+
+    Args:
+        run: folder of the run.
+        column: what a batch calls the examples; by default as the task does (``features``, ``images``).
+        group: rows of a batch are single items, and all its rows, which agree in this column, are one example.
+        device: ``auto``, ``cpu`` or ``cuda``.
+    """
+
+    def __init__(self, run: str | Path, *, column: str = "", group: str = "", device: str = "auto") -> None:
+        self.run, self.column, self.group, self.device = str(run), column, group, device
+
+    def __getstate__(self) -> dict[str, str]:
+        return {name: getattr(self, name) for name in ("run", "column", "group", "device")}
+
+    def __repr__(self) -> str:
+        return f"Predictor({self.run!r})"
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        """Read when first asked for."""
+        benchmark = benchmark_of(self.run)
+        path, weights, state = load_checkpoint(self.run)
+        config = override(here(from_toml(benchmark.config, path)), device=self.device)
+        model = benchmark.build(config, weights)
+        load_weights(model, weights, str(Path(self.run) / "best"))
+        knob = (state["best"] or {"metrics": {}})["metrics"].get("knob")
+        return Loaded(benchmark, config, model.to(device_of(config)).eval(), knob)
+
+    @property
+    def model(self) -> Any:
+        """The network, with ``encode``, ``decode`` and ``select`` for the task's own inputs."""
+        return self.loaded.model
+
+    @torch.no_grad()
+    def select(self, x: Any) -> Any:
+        """What the model selects from one example, a batch, or a sequence of examples of different sizes.
+
+        Of the subsets task an example is the (N, d) features of a bag, of the paths task a palette image (256, 256).
+        Returns a `Selection` with a row an example, or the task's own kind with one in it.
+        """
+        benchmark, _, model, knob = self.loaded
+        return model.select(benchmark.collate(model, examples_of(x, benchmark.rank)), knob)
+
+    def __call__(self, batch: Mapping[str, NDArray[Any]] | NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """``indices`` (B, T), −1 after the end, ``lengths``, ``log_prob``, ..., beside the batch's other columns."""
+        benchmark, config, *_ = self.loaded
+        column = self.column or benchmark.column
+        columns = batch if isinstance(batch, Mapping) else {column: batch}
+        for name in (column, *([self.group] if self.group else [])):
+            if name not in columns:
+                raise ValueError(f"batch: expected a column {name}, got {', '.join(columns)}")
+        cells, kept = columns[column], {name: np.asarray(value) for name, value in columns.items() if name != column}
+        first = np.asarray(cells[0]) if len(cells) else np.empty(0, object)
+        if not self.group and first.ndim < benchmark.rank and first.dtype != object:  # that of nested lists
+            raise ValueError(f"column {column}: expected an example a row, got an item; --group says which make one")
+        if self.group:
+            cells, kept = [np.stack(list(cells))], {self.group: kept[self.group][:1]}  # type: ignore[assignment]
+        answers = benchmark.answers(self.select(list(cells)))
+        width = getattr(config, "max_len", 0)  # the same in every batch
+        return kept | {name: _padded(value, width) for name, value in answers.items()}
+
+
+def load(run: str | Path, *, device: str = "auto") -> Predictor:
+    """A trained run, ready: ``load("runs/subsets-cpl-s0").select(x)``; it needs none of the data it was trained on."""
+    predictor = Predictor(run, device=device)
+    _ = predictor.loaded
+    return predictor
+
+
+def examples_of(x: Any, rank: int) -> list[Tensor]:
+    """A single example of ``rank`` dimensions, a batch, or a sequence of examples, as a list of tensors."""
+    if isinstance(x, Tensor | np.ndarray) and x.dtype != object:
+        if x.ndim not in (rank, rank + 1):
+            raise ValueError(f"x: expected {rank} dimensions, or {rank + 1} for a batch, got shape {tuple(x.shape)}")
+        x = [x] if x.ndim == rank else x
+    found = [_tensor(example, row) for row, example in enumerate(x)]
+    if not found:
+        raise ValueError("x: expected at least one example, got none")
+    return found
+
+
+def _tensor(example: Any, row: int) -> Tensor:
+    """An example in float32 or whole numbers; of Arrow's nested lists come arrays in arrays."""
+    if not isinstance(example, Tensor):
+        try:
+            array = np.asarray(example)
+            array = np.stack(list(array)) if array.dtype == object else array
+            example = torch.from_numpy(array.copy())  # Arrow's memory is not to be written to
+        except (TypeError, ValueError):
+            raise ValueError(f"example {row}: expected numbers, in rows of one length") from None
+    if example.is_complex() or example.dtype == torch.bool:
+        raise ValueError(f"example {row}: expected numbers, got {describe(example)}")
+    found: Tensor = example.detach()
+    return found.float() if found.is_floating_point() else found
+
+
+def _padded(values: Tensor, width: int) -> NDArray[Any]:
+    """As an array; picks (B, T, ...) are padded to ``width``."""
+    array: NDArray[Any] = values.cpu().numpy()
+    if array.ndim > 1 and array.shape[1] < width:
+        fill = 0.0 if array.ndim == 2 and array.dtype.kind == "f" else -1  # step_log_prob is 0 after the end
+        widths = [(0, 0), (0, width - array.shape[1]), *[(0, 0)] * (array.ndim - 2)]
+        array = np.pad(array, widths, constant_values=fill)
+    return array
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+def predict_file(
+    predictor: Predictor, path: Path, out: Path | None, *, batch_size: int = 64, limit: int | None = None,
+    engine: str = "local", workers: int = 2,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """What a run selects from every example of a file, a record each; written to ``out``, ``.json`` or ``.csv``.
+
+    Parquet, a file or a folder, holds an example a row in the predictor's column; ``engine="ray"`` reads and predicts
+    it with as many ``workers``.
+    """
+    check_count("batch_size", batch_size, 1)
+    check_count("workers", workers, 1)
+    if out and out.suffix not in (".json", ".csv"):
+        raise ValueError(f"{out}: expected a name that ends in .json or .csv")
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file")
+    stored = path.suffix == PARQUET or (path.is_dir() and any(path.glob(f"*{PARQUET}")))
+    if engine == "ray" and not stored:
+        raise ValueError(f"{path}: expected Parquet for the engine ray")
+    try:
+        if engine == "ray":
+            batches = _ray(predictor, path, batch_size, workers)
+        else:
+            batches = _arrow(predictor, path, batch_size) if stored else _read(predictor, path, batch_size, limit)
+        records = [record for batch in batches for record in _records(batch)]
+    except ValueError as error:
+        named = str(error).startswith(str(path)) or predictor.run in str(error)
+        raise ValueError(str(error) if named else f"{path}: {error}") from error
+    if not records:
+        raise ValueError(f"{path}: expected at least one example, got none")
+    records = [{"row": row, **record} for row, record in enumerate(records[:limit])]
+    if out and out.suffix == ".json":
+        write_json(out, {"run": predictor.run, "file": str(path), **run_info(), "picks": records})
+    elif out:
+        write_atomic(out, _csv(records).encode())
+    return records
+
+
+def _read(predictor: Predictor, path: Path, size: int, limit: int | None) -> Iterator[dict[str, NDArray[Any]]]:
+    benchmark = predictor.loaded.benchmark
+    examples = benchmark.read_examples(path, predictor.column or benchmark.column, limit)
+    for start in track(range(0, len(examples), size), "predicting"):
+        answers = benchmark.answers(predictor.select(examples[start : start + size]))
+        yield {name: value.cpu().numpy() for name, value in answers.items()}
+
+
+def _arrow(predictor: Predictor, path: Path, size: int) -> Iterator[dict[str, NDArray[Any]]]:
+    with extra("ray"):
+        import pyarrow
+        from pyarrow import dataset
+    try:
+        table = dataset.dataset(path, format="parquet").to_table()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not readable as Parquet: {str(error).splitlines()[0]}") from None
+    columns = {name: table[name].to_numpy() for name in table.column_names}
+    if predictor.group:
+        if predictor.group not in columns:
+            raise ValueError(f"{path}: expected a column {predictor.group}, got {', '.join(columns)}")
+        groups = columns[predictor.group]
+        parts: Iterable[Any] = (np.flatnonzero(groups == value) for value in np.unique(groups))
+    else:
+        parts = (slice(start, start + size) for start in range(0, table.num_rows, size))
+    for part in parts:
+        yield predictor({name: values[part] for name, values in columns.items()})
+
+
+def _ray(predictor: Predictor, path: Path, size: int, workers: int) -> Iterator[dict[str, NDArray[Any]]]:
+    with extra("ray"):
+        import ray
+        import ray.data
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, include_dashboard=False, logging_level="ERROR")
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order, context.enable_progress_bars = True, False
+    pool = ray.data.ActorPoolStrategy(size=workers)
+    settings: dict[str, Any] = {"fn_constructor_kwargs": predictor.__getstate__(), "compute": pool}
+    # Workers that held every CPU would wait for ever for what the file is read with.
+    settings["num_cpus"] = min(1.0, max(ray.cluster_resources()["CPU"] - 1, 0.5) / workers)
+    data = ray.data.read_parquet(str(path.absolute()))
+    kind = type(predictor)
+    if predictor.group:
+        data = data.groupby(predictor.group).map_groups(kind, batch_format="numpy", **settings)
+    else:
+        data = data.repartition(target_num_rows_per_block=size)  # something to do for every worker
+        data = data.map_batches(kind, batch_size=size, **settings)
+    yield from data.iter_batches(batch_size=size, batch_format="numpy")
+
+
+def _records(batch: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, Any]]:
+    """The rows of a batch, without padding."""
+    for row, length in enumerate(batch["lengths"].tolist()):
+        cells = {name: values[row] for name, values in batch.items() if name not in ("indices", "lengths")}
+        record = {name: cell.tolist() if hasattr(cell, "tolist") else cell for name, cell in cells.items()}
+        for name in {"step_log_prob", "points"} & record.keys():
+            record[name] = record[name][:length]
+        yield {"picks": batch["indices"][row, :length].tolist(), **record}
+
+
+def _csv(records: Sequence[Mapping[str, Any]]) -> str:
+    """A line a pick: which example, which pick of it, the index, its log-probability, its point."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    steps, points = ("step_log_prob" in records[0], "points" in records[0])
+    names = ["log_prob"] * steps + ["x", "y"] * points
+    writer.writerow(["row", "step", "index", *names])
+    for record in records:
+        for step, index in enumerate(record["picks"]):
+            more = [record["step_log_prob"][step]] * steps + (record["points"][step] if points else [])
+            writer.writerow([record["row"], step, index, *more])
+    return text.getvalue()
