@@ -58,7 +58,7 @@ def train(*options: str) -> int:
         ("overflow", "expected finite features"),
         ("widthless", "expected at least one feature"),
         ("empty", "expected at least one row"),
-        ("two-classes", "max_classes: expected at most 2"),
+        ("two-classes", "at least min_classes = 3 classes, got 2"),
         ("loners", "class 0: a split needs at least 2 rows"),
         ("fractional", "labels: expected whole numbers or strings"),
         ("short", "labels of features"),
@@ -81,7 +81,7 @@ def test_files_that_are_no_labelled_features(name: str, said: str, capsys: pytes
     [
         (["--heads", "3"], "heads: expected a divisor of dim = 16, got 3"),
         (["--min-classes", "7"], "min_classes: expected at most max_classes = 5"),
-        (["--min-classes", "11", "--max-classes", "50"], "max_classes: expected at most 10"),
+        (["--min-classes", "11", "--max-classes", "50"], "at least min_classes = 11 classes, got 10"),
         (["--held-out", "nan"], "held_out"),
         (["--seed", "4294967296"], "seed = 4294967296: expected at most 4294967295"),
         (["--devices", "100000"], "devices = 100000: expected at most"),
