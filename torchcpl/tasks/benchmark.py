@@ -261,7 +261,9 @@ class Benchmark(ABC, Generic[C]):
             restored = task, model, knob = self.restore(run)
             scores = task.report(model, knob).items()
         except ValueError as error:
-            raise ValueError(str(error) if source is None or source in str(error) else f"{source}: {error}") from error
+            if source is None or source in str(error):
+                raise
+            raise ValueError(f"{source}: {error}") from error
         epoch = best["epoch"]
         found = {name: value if math.isfinite(value) else None for name, value in scores}  # as the history has it
         found |= {"epoch": epoch, "knob": knob}
