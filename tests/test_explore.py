@@ -452,7 +452,13 @@ def test_wrong_arguments(wrong: dict[str, Any], says: str, tmp_path: Path) -> No
 def test_interactions_the_page_cannot_run() -> None:
     keys = torch.zeros(1, 2, 3)
     pot = cpl.Potentials(torch.zeros(1, 2), torch.zeros(1), cpl.Contextual(keys, keys, lambda s, count: s))
-    with pytest.raises(ValueError, match=r"network: expected the ContextNetwork of a head, got function"):
+    with pytest.raises(ValueError, match="network: expected a head's ContextNetwork, in eval mode, got function"):
+        cpl.explore(pot)
+    odd = cpl.CPLHead(2, 3, kind="contextual").context
+    assert odd is not None
+    odd.forward = lambda total, count: 2 * total  # type: ignore[method-assign]
+    pot = cpl.Potentials(torch.zeros(1, 2), torch.zeros(1), cpl.Contextual(keys + 1, keys + 1, odd))
+    with pytest.raises(ValueError, match="network: expected a head's ContextNetwork"):
         cpl.explore(pot)
     with pytest.raises(ValueError, match="pot: expected Potentials"):
         cpl.explore(torch.zeros(1, 2))  # type: ignore[arg-type]

@@ -27,11 +27,11 @@ from torchcpl.checks import check_choice, check_count, describe
 from torchcpl.constraints import Constraint, Forbid, Require, Rules
 from torchcpl.decoding.greedy import greedy
 from torchcpl.files import write_atomic
-from torchcpl.head import ContextNetwork
 from torchcpl.interactions import Contextual, Coverage, Dense, Interaction, LowRank, Recent
 from torchcpl.potentials import Potentials, check_potentials
 
 Array = NDArray[Any]
+ACTIVATIONS = (nn.GELU, nn.ReLU, nn.SiLU)
 KINDS = (Dense, LowRank, Contextual, Coverage, Recent)
 ROOM = 400_000  # bytes for the numbers of an interaction; beyond it they are rounded to 16 or 8 bits
 PIXELS = 250_000  # pixels for all thumbnails together
@@ -176,25 +176,31 @@ def _potentials(pot: Potentials, bits: int | None) -> dict[str, Any]:
         "stop": _packed(pot.stop),
         "mask": _packed(pot.mask[0].to(torch.uint8)),
         "parts": {name: _packed(table[0], bits) for name, table in _tables(interaction).items()},
-        "network": _network(interaction.network) if isinstance(interaction, Contextual) else None,
+        "network": _network(interaction.network, interaction.values) if isinstance(interaction, Contextual) else None,
     }
 
 
-def _network(network: Any) -> dict[str, Any]:
-    """The weights of a :class:`torchcpl.head.ContextNetwork`."""
-    if not isinstance(network, ContextNetwork):
-        raise ValueError(
-            f"pot.interaction.network: expected the ContextNetwork of a head, got {type(network).__name__}"
-        )
-    first, activation, _, last = network.net
-    assert isinstance(first, nn.Linear)
-    assert isinstance(last, nn.Linear)
-    return {
-        "activation": type(activation).__name__.lower(),
-        "eps": network.norm.eps,
-        "norm": [_packed(network.norm.weight), _packed(network.norm.bias)],
-        "layers": [[_packed(layer.weight), _packed(layer.bias)] for layer in (first, last)],
-    }
+def _network(network: Any, context: Tensor) -> dict[str, Any]:
+    """The weights of ``s + net(norm([s, |S|/10]))``; a last channel of the context may be a bias by number of picks."""
+    owner = getattr(network, "__self__", network)  # a module, or a method of one
+    norm, net, bias = (getattr(owner, name, None) for name in ("norm", "net", "stop_bias"))
+    if isinstance(norm, nn.LayerNorm) and isinstance(net, nn.Sequential) and isinstance(net[1], ACTIVATIONS):
+        count = torch.arange(context.shape[1], device=context.device).unsqueeze(0)  # (1, K)
+        inside = context if bias is None else context[..., :-1]
+        expected = inside + net(norm(torch.cat([inside, count.unsqueeze(-1).to(inside.dtype) / 10], -1)))
+        if bias is not None:
+            expected = torch.cat([expected, bias[count.clamp(max=len(bias) - 1)].unsqueeze(-1)], -1)
+        if torch.allclose(expected, network(context, count.to(context.dtype)), atol=1e-5):
+            return {
+                "activation": type(net[1]).__name__.lower(),
+                "eps": norm.eps,
+                "norm": [_packed(norm.weight), _packed(norm.bias)],
+                "layers": [[_packed(part) for part in layer.parameters()] for layer in (net[0], net[-1])],
+                "stop_bias": None if bias is None else _packed(bias),
+            }
+    raise ValueError(
+        f"pot.interaction.network: expected a head's ContextNetwork, in eval mode, got {describe(network)}"
+    )
 
 
 def _packed(table: Tensor, bits: int | None = None) -> dict[str, Any]:
