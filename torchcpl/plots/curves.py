@@ -52,6 +52,7 @@ def convergence(curves: Mapping[str, Curve], column: Column, colours: Mapping[st
             ha="center", fontsize=7, color=dark(colours[name]),
         )  # fmt: skip
     axes.set(xlabel="epoch", ylabel=column.title)
+    axes.locator_params(axis="x", integer=True)
     axes.grid(True)
     axes.margins(x=0.02, y=0.12)
     axes.legend(loc="lower right" if high else "upper right")
