@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,9 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+MODULES = {name_of(path) for path in FILES}
+
+
 def room_of(module: str) -> str:
     """``decoding`` for ``torchcpl.decoding.beam``; empty for the package itself."""
     return [*module.split("."), ""][1]
@@ -47,12 +51,10 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             assert node.module is not None
-            # ``from torchcpl import metrics`` imports a room.
-            found.update(
-                f"{node.module}.{alias.name}" if node.module == "torchcpl" else node.module
-                for alias in node.names
-                if alias.name != "__version__"
-            )
+            for alias in node.names:  # ``from torchcpl.kernels import dispatch`` imports a file
+                whole = f"{node.module}.{alias.name}"
+                if whole != "torchcpl.__version__":
+                    found.add(whole if whole in MODULES else node.module)
         for child in ast.iter_child_nodes(node):
             visit(child)
 
@@ -71,6 +73,25 @@ def test_imports_come_from_above(path: Path) -> None:
     for module in imports(path):
         if module == "torchcpl" or module.startswith("torchcpl."):
             assert room_of(module) in above, f"{path.relative_to(ROOT)} imports {module}, which is not above {room}"
+
+
+def test_no_file_imports_back() -> None:
+    """Files of one room too: what a file imports, there or inside a function, does not lead back to it."""
+    names = {name_of(path): path for path in FILES}
+    onward = {name: {m for m in imports(path) if m in names and m != name} for name, path in names.items()}
+    for package in [name for name, path in names.items() if path.name == "__init__.py"]:
+        onward[package] = set()  # importing a file imports its package, which gathers names and uses none
+
+    def visit(name: str, trail: tuple[str, ...], done: set[str]) -> None:
+        assert name not in trail, " -> ".join((*trail[trail.index(name) :], name))
+        if name not in done:
+            for other in sorted(onward[name]):
+                visit(other, (*trail, name), done)
+            done.add(name)
+
+    done: set[str] = set()
+    for name in onward:
+        visit(name, (), done)
 
 
 def third_party(path: Path) -> set[str]:
@@ -111,3 +132,29 @@ def test_files_stay_readable(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) <= 600
     assert ast.get_docstring(ast.parse(text)), f"{path.relative_to(ROOT)} does not say what it is for"
+
+
+def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Every function with its qualified name, ``Class.method`` for methods; Triton's kernels are left out."""
+
+    def visit(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef | ast.FunctionDef):
+                if isinstance(child, ast.FunctionDef) and not any(
+                    "jit" in ast.unparse(d) for d in child.decorator_list
+                ):
+                    yield prefix + child.name, child
+                yield from visit(child, f"{prefix}{child.name}.")
+
+    return visit(ast.parse(path.read_text()), "")
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES])
+def test_functions_stay_readable(path: Path) -> None:
+    for name, function in functions(path):
+        lines = function.end_lineno - function.lineno + 1  # type: ignore[operator]
+        assert lines <= 60, f"{name} has {lines} lines"
+        public = name.removesuffix(".__init__") in torchcpl.__all__
+        arguments = function.args
+        count = len([*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs])
+        assert count <= 10 or public, f"{name} has {count} parameters"
