@@ -194,3 +194,13 @@ def test_what_does_not_fit_is_one_line_and_nothing_is_written(
         assert said in err, (command, err)
         assert err.count("\n") == 1, err
     assert not out.exists()
+
+
+def test_predict_writes_a_page_to_explore(subsets: Path, paths: Path, scenes: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "bag.npy", bags(1)[0])
+    for run, file, says in ((subsets, tmp_path / "bag.npy", "A bag of 12 items"), (paths, scenes, "A road scene")):
+        page = tmp_path / "page.html"
+        assert main(["predict", str(run), str(file), "--explore", str(page), "--out", str(tmp_path / "p.json")]) == 0
+        assert f"<title>{says}</title>" in page.read_text(encoding="utf-8")
+        picks = json.loads((tmp_path / "p.json").read_text())["picks"]
+        assert picks

@@ -21,7 +21,7 @@ import torch
 from torchcpl import __version__, completion
 from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml
 from torchcpl.files import extra
-from torchcpl.predict import ENGINES, Predictor, predict_file
+from torchcpl.predict import ENGINES, Predictor, explore_file, predict_file
 from torchcpl.provenance import device_name
 from torchcpl.tables import Table
 from torchcpl.tasks.benchmark import Benchmark
@@ -110,6 +110,9 @@ def predict(options: argparse.Namespace) -> None:
         predictor, options.file, options.out, batch_size=options.batch_size, limit=options.limit,
         engine=options.engine, workers=options.workers,
     )  # fmt: skip
+    if options.explore:
+        explore_file(predictor, options.file, options.explore)
+        _say(f"Explorer: {options.explore}  (open it in a browser)")
     if not options.out:
         print(json.dumps(records))
         return
@@ -243,6 +246,8 @@ def _add_predict(verbs: Any) -> None:
     said = "features in .npy or .npz; scenes in .npz, a lane map; Parquet, a file or a folder"
     sub.add_argument("file", type=Path, metavar="FILE", help=said)
     sub.add_argument("--out", type=Path, metavar="FILE", help="picks.json or picks.csv (default: JSON to the terminal)")
+    said = "also write a page to explore the first example (not for Parquet)"
+    sub.add_argument("--explore", type=Path, metavar="PAGE", help=said)
     sub.add_argument("--column", default="", help="array or column of the examples (default: features, or images)")
     sub.add_argument("--group", default="", metavar="COLUMN", help="Parquet of items: rows alike in it are one example")
     sub.add_argument(

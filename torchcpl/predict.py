@@ -191,6 +191,17 @@ def predict_file(
     return records
 
 
+@torch.no_grad()
+def explore_file(predictor: Predictor, path: Path, page: Path) -> None:
+    """Write a page to explore the first example of a file."""
+    benchmark, _, model, knob = predictor.loaded
+    examples = benchmark.read_examples(path, predictor.column or benchmark.column, 1)
+    found = benchmark.page(model, benchmark.collate(model, examples_of(examples, benchmark.rank)), knob)
+    if found is None:
+        raise ValueError(f"{page}: there is no page to explore for {benchmark.subject.lower()}")
+    found.save(page)
+
+
 def _read(predictor: Predictor, path: Path, size: int, limit: int | None) -> Iterator[dict[str, NDArray[Any]]]:
     benchmark = predictor.loaded.benchmark
     examples = benchmark.read_examples(path, predictor.column or benchmark.column, limit)

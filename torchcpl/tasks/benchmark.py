@@ -121,6 +121,10 @@ class Benchmark(ABC, Generic[C]):
         """Examples as the inputs of ``model.select``, on its device; ValueError names one that does not fit."""
         raise ValueError(f"there is no way yet to predict from arrays for {self.subject.lower()}")
 
+    def page(self, model: Any, inputs: Any, knob: float | None) -> Explorer | None:
+        """One example, collated, as a page to explore, where the task has such a page."""
+        return None
+
     def answers(self, prediction: Any) -> dict[str, Tensor]:
         """What is told of a prediction, a row an example."""
         names = ("indices", "lengths", "log_prob", "step_log_prob")

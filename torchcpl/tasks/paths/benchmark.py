@@ -93,6 +93,9 @@ class PathsBenchmark(Benchmark[PathsConfig]):
                 raise ValueError(f"image {row}: expected ({SIZE}, {SIZE}) palette indices, got {describe(image)}")
         return torch.stack(list(examples)).to(model.colors.device)
 
+    def page(self, model: PathsModel, inputs: Tensor, knob: float | None) -> Explorer:
+        return figures.scene_page(model, inputs, knob, "A road scene")
+
     def answers(self, prediction: Prediction) -> dict[str, Tensor]:
         ended = prediction.selection.indices < 0
         return super().answers(prediction.selection) | {"points": prediction.points.masked_fill(ended[..., None], -1)}

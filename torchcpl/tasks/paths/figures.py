@@ -91,11 +91,17 @@ def decoding(model: PathsModel, image: Image) -> plots.Decoding:
 def scene_explorer(model: PathsModel, shown: Scenes, knob: float | None = None) -> Explorer:
     """The first scene with three valid paths, or near it; its cells as the points the model sees in them."""
     i = int(np.abs(shown.counts - 3).argmin())
-    encoded = model.encode(torch.from_numpy(shown.images[i])[None].to(model.corners.device))
+    image = torch.from_numpy(shown.images[i])[None].to(model.corners.device)
+    return scene_page(model, image, knob, f"A road scene with {shown.counts[i]} valid paths")
+
+
+def scene_page(model: PathsModel, image: torch.Tensor, knob: float | None, title: str) -> Explorer:
+    """A palette image (1, 256, 256), and on it the path that the model selects."""
+    encoded = model.encode(image)
     mask = torch.ones(encoded.shape[:2], dtype=torch.bool, device=encoded.device)
     return explorer(
         model.method, encoded, mask, model.max_len, knob, items=model.points(encoded)[0],
-        background=faint(shown.images[i], 0.6), connect=True, title=f"A road scene with {shown.counts[i]} valid paths",
+        background=faint(array(image[0]), 0.6), connect=True, title=title,
     )  # fmt: skip
 
 

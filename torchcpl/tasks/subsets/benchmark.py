@@ -19,6 +19,7 @@ from torchcpl.selectors import kmeans
 from torchcpl.tables import Column, Row, Table, summarise
 from torchcpl.tasks import timing
 from torchcpl.tasks.benchmark import Benchmark, against_pointer
+from torchcpl.tasks.figures import explorer
 from torchcpl.tasks.runs import Run, here
 from torchcpl.tasks.subsets import figures
 from torchcpl.tasks.subsets.bags import BagProtocol, Bags, unlabelled
@@ -87,6 +88,10 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
             if not items.isfinite().all():
                 raise ValueError(f"bag {row}: expected finite features, got NaN or infinity")
         return unlabelled(examples, model.shift.device)
+
+    def page(self, model: SubsetsModel, inputs: Bags, knob: float | None) -> Explorer:
+        title = f"A bag of {int(inputs.mask.sum())} items"
+        return explorer(model.method, model.encode(inputs), inputs.mask, model.max_len, knob, title=title)
 
     def source(self, config: SubsetsConfig) -> str:
         path = Path(config.source)
