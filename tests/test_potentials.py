@@ -88,7 +88,7 @@ def test_validation_can_be_switched_off_and_on() -> None:
 @pytest.mark.parametrize("fast", [True, False])
 def test_without_validation_nan_comes_back_as_nan(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not fast:
-        monkeypatch.setattr("torchcpl.kernels.greedy_numpy.applies", lambda pot, rules: False)
+        monkeypatch.setattr("torchcpl.kernels.greedy_numpy.obstacle", lambda pot, rules: "asked not to")
     pot = cpl.Potentials(torch.zeros(1, 3), torch.tensor([math.nan]), cpl.Dense(torch.zeros(1, 3, 3)))
     try:
         cpl.set_validation(False)

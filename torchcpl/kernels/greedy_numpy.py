@@ -71,8 +71,8 @@ def _greedy(pot: Potentials, rules: Rules, stop_threshold: float | None) -> Sele
     gains = np.zeros((batch, rules.max_len), dtype=lines.dtype)
     log_prob = np.zeros(batch, dtype=lines.dtype)
 
-    least = None if stop_threshold is None else math.log(stop_threshold)
-    together = interaction if isinstance(interaction, Dense) and least is None else None
+    log_threshold = None if stop_threshold is None else math.log(stop_threshold)
+    together = interaction if isinstance(interaction, Dense) and log_threshold is None else None
 
     def decode(start: int, end: int) -> None:
         with np.errstate(invalid="ignore", over="ignore"):  # NaN and inf come out as NaN, as they do of torch
@@ -83,7 +83,7 @@ def _greedy(pot: Potentials, rules: Rules, stop_threshold: float | None) -> Sele
             else:
                 for row in range(start, end):
                     add = _row_update(interaction, row, lines[row])
-                    log_prob[row] = _decode_row(lines[row], add, rules, indices[row], gains[row], least)
+                    log_prob[row] = _decode_row(lines[row], add, rules, indices[row], gains[row], log_threshold)
 
     if together is not None and batch > 1:
         # One chunk a thread, each small enough that torch does not split it again.
@@ -138,12 +138,17 @@ class Normalisers:
 
 
 def _decode_row(
-    scores: Array, add: Callable[[int], None], rules: Rules, indices: Array, gains: Array, least: float | None = None
+    scores: Array,
+    add: Callable[[int], None],
+    rules: Rules,
+    indices: Array,
+    gains: Array,
+    log_threshold: float | None = None,
 ) -> float:
     """Decode one row in place, ``scores`` (N+1,) with the stop last; returns its log-probability.
 
-    Fills ``indices`` and ``gains``, the log-probabilities of the picks (T,). With ``least`` the stop is chosen once its
-    log-probability is that.
+    Fills ``indices`` and ``gains``, the log-probabilities of the picks (T,). With ``log_threshold`` the stop is chosen
+    once its log-probability reaches that.
     """
     n = len(scores) - 1
     candidates = scores[:n]
@@ -152,8 +157,8 @@ def _decode_row(
     subtract, never = np.subtract, -math.inf
     picks: list[int] = []
     for step in range(rules.max_len):
-        choice = int((scores if step >= min_len and least is None else candidates).argmax())
-        if least is not None and step >= min_len and _stops(scores, scores[choice], least):
+        choice = int((scores if step >= min_len and log_threshold is None else candidates).argmax())
+        if log_threshold is not None and step >= min_len and _stops(scores, scores[choice], log_threshold):
             choice = n
         chosen = scores[choice]
         if chosen == never:  # nothing is left: the stop is certain
@@ -178,13 +183,13 @@ def _decode_row(
     return float(log_probs.sum(dtype=np.float64))
 
 
-def _stops(scores: Array, best: Any, least: float) -> bool:
-    """Whether the stop's log-probability is at least ``least``; without a candidate it is certain."""
+def _stops(scores: Array, best: Any, log_threshold: float) -> bool:
+    """Whether the stop's log-probability reaches ``log_threshold``; without a candidate it is certain."""
     stop = scores[-1]
     peak = max(best, stop)
     if not -math.inf < stop < math.inf or best == -math.inf:
         return bool(stop == math.inf or best == -math.inf)
-    return bool(stop - peak - np.log(np.exp(scores - peak).sum()) >= least)
+    return bool(stop - peak - np.log(np.exp(scores - peak).sum()) >= log_threshold)
 
 
 def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Array, gains: Array) -> Array:

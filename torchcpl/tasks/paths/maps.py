@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcpl.checks import short
-from torchcpl.files import read_json
+from torchcpl.files import read_json, write_atomic
 from torchcpl.tasks.paths.argoverse import read_argoverse
 from torchcpl.tasks.paths.lanes import LANE_KINDS, LINE_KINDS, Lane, LaneGraph, Line, get, get_points, points
 from torchcpl.tasks.paths.nuscenes import read_nuscenes
@@ -99,4 +99,4 @@ def save_map(graph: LaneGraph, path: str | Path, source: str = "") -> None:
     }
     if graph.areas:
         data["areas"] = [[ring.tolist() for ring in rings] for rings in graph.areas]
-    Path(path).write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
+    write_atomic(path, json.dumps(data, separators=(",", ":")).encode())
