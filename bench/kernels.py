@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import torchcpl as cpl
 from bench.timing import CUDA, DEVICE, NAMES, Work, graphed, peak, timed
 from torchcpl.constraints import Rules
-from torchcpl.encoders import resnet
+from torchcpl.encoders import norm, resnet
 from torchcpl.files import write_json
 from torchcpl.functional import pairs as plain_pairs
 from torchcpl.kernels import dispatch, nll_triton, use
@@ -108,7 +108,7 @@ KERNELS = "torchcpl/kernels"
 GREEDY, GREEDY_TESTS = f"{KERNELS}/greedy_triton.py", "tests/kernels/test_greedy_triton.py"
 LOSS = [f"{KERNELS}/{name}_triton.py" for name in ("nll", "nll_forward", "nll_backward")]
 LOSS_TESTS = "tests/kernels/test_nll_triton.py"
-NORM_TESTS, PAIRS_TESTS = (f"tests/kernels/test_{name}_triton.py" for name in ("norm", "pairs"))
+NORM_TESTS, PAIRS_TESTS = "tests/encoders/test_norm_triton.py", "tests/kernels/test_pairs_triton.py"
 # Lines of the package, and lines and number of the tests, of every mechanism.
 EXTENT: dict[str, Callable[[], tuple[int, int, int]]] = {
     "greedy, block": lambda: (lines_of(GREEDY), lines_of(GREEDY_TESTS), tests_of(GREEDY_TESTS)),
@@ -118,8 +118,7 @@ EXTENT: dict[str, Callable[[], tuple[int, int, int]]] = {
     "loss": lambda: (sum(map(lines_of, LOSS)), lines_of(LOSS_TESTS), tests_of(LOSS_TESTS)),
     "loss: candidates split": lambda: (lines_of(LOSS[1], "nll_combine", "share_of", "hand_in"), 0, 0),
     "batch normalisation": lambda: (
-        lines_of(f"{KERNELS}/norm_triton.py")
-        + lines_of("torchcpl/encoders/resnet.py", "BatchNorm", "normalised", "_followed"),
+        lines_of("torchcpl/encoders/norm_triton.py") + lines_of("torchcpl/encoders/norm.py"),
         lines_of(NORM_TESTS),
         tests_of(NORM_TESTS),
     ),
@@ -208,11 +207,11 @@ def predicting(select: Callable[[Any], Any], given: Any, dtype: torch.dtype) -> 
 OFF = "turned off"
 NO_GREEDY: Change = (dispatch, "decode_obstacle", lambda *_: OFF)
 NO_LOSS: Change = (dispatch, "loss_obstacle", lambda *_, **__: OFF)
-NO_NORM: Change = (dispatch, "batch_norm", lambda *_: None)
+NO_NORM: Change = (norm.BatchNorm, "_obstacle", lambda *_: OFF)
 
 
 def cudnn_norm(self: Any, x: Tensor, add: Tensor | None = None, relu: bool = False, pool: bool = False) -> Tensor:
-    return resnet._followed(nn.BatchNorm2d.forward(self, x), add, relu, pool)
+    return norm._followed(nn.BatchNorm2d.forward(self, x), add, relu, pool)
 
 
 def folded(model: PathsModel) -> PathsModel:
@@ -220,11 +219,11 @@ def folded(model: PathsModel) -> PathsModel:
     model = deepcopy(model)
     blocks: list[Any] = [model.backbone, *(m for m in model.modules() if isinstance(m, resnet.BasicBlock))]
     for block in blocks:
-        for conv, norm in (("conv1", "bn1"), ("conv2", "bn2")):
-            if isinstance(getattr(block, norm, None), nn.BatchNorm2d):
-                fused = nn.utils.fusion.fuse_conv_bn_eval(getattr(block, conv), getattr(block, norm))
+        for conv, bn in (("conv1", "bn1"), ("conv2", "bn2")):
+            if isinstance(getattr(block, bn, None), nn.BatchNorm2d):
+                fused = nn.utils.fusion.fuse_conv_bn_eval(getattr(block, conv), getattr(block, bn))
                 setattr(block, conv, fused.to(memory_format=torch.channels_last))
-                setattr(block, norm, nn.Identity())
+                setattr(block, bn, nn.Identity())
         if isinstance(getattr(block, "downsample", None), nn.Sequential):
             fused = nn.utils.fusion.fuse_conv_bn_eval(block.downsample[0], block.downsample[1])
             block.downsample = nn.Sequential(fused.to(memory_format=torch.channels_last), nn.Identity())
@@ -240,7 +239,7 @@ def bench_predictions(table: Table, sizes: Sizes) -> None:
             make = predicting(ours.select, images, dtype)
             table.compare("greedy, block", whole, make, NO_GREEDY)
             table.compare("batch normalisation", whole, make, NO_NORM, without="native_batch_norm")
-            cudnn: Change = (resnet.BatchNorm, "forward", cudnn_norm)
+            cudnn: Change = (norm.BatchNorm, "forward", cudnn_norm)
             table.compare("batch normalisation", whole, make, cudnn, without="nn.BatchNorm2d (cuDNN)")
             both = [fixed(predicting(model.select, images, dtype)) for model in (ours, folded(ours))]
             table.add("batch normalisation", whole, *both, without="folded into convolutions")

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from torchcpl.encoders.resnet import IMAGENET_MEAN, IMAGENET_STD, BatchNorm, load_resnet18, prepare, resnet18
+from torchcpl.encoders.norm import BatchNorm
+from torchcpl.encoders.resnet import IMAGENET_MEAN, IMAGENET_STD, load_resnet18, prepare, resnet18
 
 CONVOLUTIONS = {
     "conv1": (64, 3, 7, 7),

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcpl.checks import describe, tracing
+from torchcpl.checks import describe
+from torchcpl.encoders.norm import BatchNorm, normalised
 from torchcpl.files import extra
-from torchcpl.kernels import dispatch
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -39,50 +39,6 @@ def prepare(images: Tensor, size: int | None = 224) -> Tensor:
     if size is not None and x.shape[-2:] != (size, size):
         x = F.interpolate(x, size=(size, size), mode="bilinear", align_corners=False)
     return x
-
-
-class BatchNorm(nn.BatchNorm2d):
-    """torch's, but in evaluation never by cuDNN, which for channels-last images takes up to ten times as long."""
-
-    def forward(self, x: Tensor, add: Tensor | None = None, relu: bool = False, pool: bool = False) -> Tensor:
-        """``normalised`` calls it so: one kernel does all of it where it can, that is without gradients on CUDA."""
-        moments = self.weight, self.bias, self.running_mean, self.running_var
-        if not self.training:
-            fused = dispatch.batch_norm(x, moments, self.eps, add, relu, pool)
-            if fused is not None:
-                return fused
-        if self.training or self.running_mean is None or self._odd(x):
-            y = super().forward(x)
-        else:
-            y = torch.native_batch_norm(x, *moments, False, 0.0, self.eps)[0]
-        return _followed(y, add, relu, pool)
-
-    def _odd(self, x: Tensor) -> bool:
-        """Whether to leave it to torch, and its errors; of what is being traced nothing is known."""
-        if not isinstance(x, Tensor) or tracing():
-            return False
-        return x.dim() != 4 or x.shape[1] != self.num_features or x.numel() == 0
-
-
-def normalised(
-    norm: nn.Module, x: Tensor, add: Tensor | None = None, *, relu: bool = False, pool: bool = False
-) -> Tensor:
-    """``norm(x)`` and what comes after it: plus ``add``, a ReLU, the largest of 3×3 cells at every other one.
-
-    ``norm`` may be whatever has taken the place of a ``BatchNorm``.
-    """
-    y: Tensor
-    if isinstance(norm, BatchNorm):
-        y = norm(x, add, relu, pool)
-    else:
-        y = _followed(norm(x), add, relu, pool)
-    return y
-
-
-def _followed(y: Tensor, add: Tensor | None, relu: bool, pool: bool) -> Tensor:
-    y = y if add is None else y + add
-    y = F.relu(y, inplace=True) if relu else y
-    return F.max_pool2d(y, 3, stride=2, padding=1) if pool else y
 
 
 class BasicBlock(nn.Module):

@@ -71,7 +71,7 @@ def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None, plain: C
 
         return greedy_triton.decode(pot, rules, plan(pot, rules), None, stop_threshold=stop_threshold)
 
-    return _either("decoding", pot.unary, lambda: decode_obstacle(pot, rules), fast, plain)
+    return either(lambda: decode_obstacle(pot, rules), fast, plain, pot.unary, "decoding")
 
 
 def sample(
@@ -99,7 +99,7 @@ def sample(
 
         return greedy_triton.decode(pot, rules, plan(pot, rules, width, draws=True), width, temperature, generator)
 
-    return _either("decoding", pot.unary, obstacle, fast, plain)
+    return either(obstacle, fast, plain, pot.unary, "decoding")
 
 
 def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bool = False) -> tuple[Tensor, Tensor]:
@@ -113,61 +113,42 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
     def plain() -> tuple[Tensor, Tensor]:
         return functional.prefix_log_probs(pot, order, rules, remaining)
 
-    return _either("loss", pot.unary, lambda: loss_obstacle(pot, order, rules), fast, plain)
+    return either(lambda: loss_obstacle(pot, order, rules), fast, plain, pot.unary, "loss")
 
 
-def _either(
-    kernel: str, like: Tensor, obstacle: Callable[[], str | None], fast: Callable[[], R], plain: Callable[[], R]
+def either(
+    obstacle: Callable[[], str | None], fast: Callable[[], R], plain: Callable[[], R], like: Tensor, must: str = ""
 ) -> R:
-    """What the Triton kernel gives where it is to run and nothing stands in its way, else what plain torch gives."""
+    """What the Triton kernel gives where it is to run and nothing stands in its way, else what plain torch gives.
+
+    ``must`` names a kernel that has to run where the Triton kernels are asked for.
+    """
     if _mode == "plain" or (_mode == "auto" and not like.is_cuda):
         return plain()
     why = obstacle()
     if why is None:
         return fast()
-    if _mode == "triton":
-        raise ValueError(f"kernels: expected a case for the Triton {kernel} kernel, got {why}")
+    if _mode == "triton" and must:
+        raise ValueError(f"kernels: expected a case for the Triton {must} kernel, got {why}")
     return plain()
 
 
 def pairs(x: Tensor) -> Tensor:
-    """``functional.pairs`` by whichever twin applies."""
-    if not _applies(x):
-        return functional.pairs(x)
-    from torchcpl.kernels import pairs_triton
+    """``functional.pairs``."""
 
-    return pairs_triton.pairs(x)
+    def obstacle() -> str | None:
+        return "tracing or tangents" if tracing() or forward_ad._current_level >= 0 else device_obstacle(x)
 
+    def fast() -> Tensor:
+        from torchcpl.kernels import pairs_triton
 
-def batch_norm(
-    x: Tensor, moments: tuple[Any, ...], eps: float, add: Tensor | None, relu: bool, pool: bool
-) -> Tensor | None:
-    """Of images ``x``, channels last, with what comes after it, in one pass; None where torch's own is to run."""
-    if not _applies(x) or x.dim() != 4 or x.numel() == 0 or x.dtype not in SINGLES:
-        return None
-    if pool and (add is not None or not relu):
-        return None
-    if not all(isinstance(t, Tensor) and t.shape == x.shape[1:2] and t.is_contiguous() for t in moments):
-        return None
-    for image in (x,) if add is None else (x, add):
-        alike = (image.shape, image.dtype) == (x.shape, x.dtype)
-        if not alike or not image.is_contiguous(memory_format=torch.channels_last):
-            return None
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *moments, add)):
-        return None
-    from torchcpl.kernels import norm_triton
+        return pairs_triton.pairs(x)
 
-    return norm_triton.batch_norm(x, moments, eps, add, relu, pool)
+    return either(obstacle, fast, lambda: functional.pairs(x), x)
 
 
-def _applies(x: Tensor) -> bool:
-    """Whether a kernel for tensors such as this one is to run; none where it cannot, even if told to."""
-    if tracing() or not isinstance(x, Tensor) or forward_ad._current_level >= 0:  # a kernel knows no tangents
-        return False
-    return (_mode == "triton" or (_mode == "auto" and x.is_cuda)) and not _no_device(x)
-
-
-def _no_device(tensor: Tensor) -> str | None:
+def device_obstacle(tensor: Tensor) -> str | None:
+    """Why no Triton kernel can run on such a tensor; None when one can."""
     if not TRITON:
         return "no installation of triton"
     # Triton's interpreter runs kernels on CPU tensors, to test them where there is no GPU.
@@ -198,7 +179,7 @@ def decode_obstacle(pot: Potentials, rules: Rules) -> str | None:
         return "constraints other than Forbid"
     if pot.unary.numel() == 0:
         return f"potentials of shape {tuple(pot.unary.shape)}"
-    return _wrong_dtype(pot, *vars(interaction).values()) or _no_device(pot.unary)
+    return _wrong_dtype(pot, *vars(interaction).values()) or device_obstacle(pot.unary)
 
 
 def loss_obstacle(pot: Potentials, order: Tensor, rules: Rules) -> str | None:
@@ -217,4 +198,4 @@ def loss_obstacle(pot: Potentials, order: Tensor, rules: Rules) -> str | None:
     if torch.float16 in (interaction.keys.dtype, interaction.values.dtype):
         return "factors in float16"  # whose gradients, p·g, underflow
     # By name: torch.compile of torch 2.11 cannot list them.
-    return _wrong_dtype(pot, interaction.keys, interaction.values, interaction.stop_key) or _no_device(pot.unary)
+    return _wrong_dtype(pot, interaction.keys, interaction.values, interaction.stop_key) or device_obstacle(pot.unary)

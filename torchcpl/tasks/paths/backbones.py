@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from torchcpl.encoders.resnet import BatchNorm, ResNet18, load_resnet18, normalised, resnet18
+from torchcpl.encoders.norm import BatchNorm, normalised
+from torchcpl.encoders.resnet import ResNet18, load_resnet18, resnet18
 from torchcpl.tasks.paths.sampling import CELL
 
 BACKBONES = ("resnet18", "patches")

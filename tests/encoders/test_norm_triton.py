@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from torchcpl.encoders.resnet import BatchNorm, normalised
-from torchcpl.kernels import norm_triton, use
+from torchcpl.encoders import norm_triton
+from torchcpl.encoders.norm import BatchNorm, normalised
+from torchcpl.kernels import use
 
 AFTER = [
     pytest.param(False, {}, id="nothing"),

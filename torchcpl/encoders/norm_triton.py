@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Batch normalisation with known moments and what comes after it, in one pass: the twin of ``resnet.normalised``."""
+"""Batch normalisation with known moments and what comes after it, in one pass: the twin of ``norm.normalised``."""
 
 from __future__ import annotations
 
@@ -37,6 +37,15 @@ def _batch_norm(
     C: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     # fmt: on
+    """A block of the numbers of ``out``, channels last.
+
+    x (B, C, height, width): channels last.
+    weight, bias, mean, variance (C,): of the channels.
+    add (B, C, height, width): channels last, added before the ReLU; None for nothing.
+    out (B, C, rows, columns): written.
+    count: its numbers.
+    RELU, POOL: whether a ReLU follows, and a 3×3 max-pool of stride 2.
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     real = at < count
     c = (at % C).to(tl.int32)
@@ -44,7 +53,7 @@ def _batch_norm(
     shift = tl.load(bias + c).to(tl.float32)
     centre = tl.load(mean + c).to(tl.float32)
     spread = tl.rsqrt(tl.load(variance + c).to(tl.float32) + eps)
-    if POOL:  # the largest of 3×3, two steps apart; zero stands in for what lies outside, as no other is less
+    if POOL:  # zero stands in for what lies outside: after a ReLU nothing is less
         pixel = at // C
         row, column = (pixel // columns) % rows * 2 - 1, pixel % columns * 2 - 1
         image = pixel // (columns * rows) * height
