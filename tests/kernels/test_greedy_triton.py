@@ -398,7 +398,7 @@ def test_many_candidates_are_shared_by_several_programs(
         parts = {name: part[:1].expand(3, *part.shape[1:]) for name, part in vars(pot.interaction).items()}
         pot = replace(pot, interaction=cpl.LowRank(**parts))
     way = greedy_plan.plan(pot, Rules(pot, 40))
-    assert way == Plan("factored", 64, warps=4, programs=5)
+    assert way == Plan("factored", 32, warps=2, programs=10)
     with use("plain"):
         plain = cpl.greedy(pot, 40, stop_bias=-2.0)
     with use("triton"):
@@ -439,8 +439,11 @@ def test_many_candidates_are_captured(dtype: torch.dtype) -> None:
         with use("plain"):
             plain = cpl.greedy(pot, 40, stop_bias=-9.0)
         found = run(pot)
-        same = (found.indices == plain.indices).float().mean()
-        assert float(same) >= (1.0 if dtype == torch.float32 else 0.5)  # plain torch rounds bfloat16 logits
+        if dtype == torch.float32:
+            assert found.indices.equal(plain.indices)
+        # Plain torch rounds the logits to bfloat16, and picks another of those that are then equal.
+        scores = cpl.log_prob(pot.float(), found.indices, max_len=40, stop_bias=-9.0)
+        torch.testing.assert_close(found.log_prob, scores, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("path", ["block", "tiles"])

@@ -44,12 +44,14 @@ def dense(n: int, alone: bool) -> Plan:
 
 
 @cache
-def factored(rows: int, n: int, hidden: int, several: bool) -> Plan:
-    """With keys and values, one program a hypothesis, then of many warps and with large tiles, or ``several``."""
+def factored(rows: int, n: int, hidden: int, bytes_each: int, several: bool) -> Plan:
+    """With keys and values, one program a hypothesis or ``several``, of which an H200 likes many and small ones."""
+    if not several:
+        return Plan("factored", max(16, min(256, 1 << (n - 1).bit_length())), warps=8)
     deep = max(16, 1 << (max(hidden, 1) - 1).bit_length())
-    size = max(16, (4096 if several else 16_384) // deep)
-    programs = max(1, min(PROGRAMS // rows, -(-n // (LEAST_TILES * size)))) if several else 1
-    return Plan("factored", size, warps=min(max(size * deep // 1024, 4), 16), programs=programs)
+    size = max(16, 2048 // deep)
+    warps = min((2 if bytes_each == 4 else 4) * (size * deep // 2048), 16)
+    return Plan("factored", size, warps, max(1, min(PROGRAMS // rows, -(-n // (LEAST_TILES * size)))))
 
 
 def buildable(pot: Potentials) -> bool:
@@ -68,11 +70,10 @@ def plan(pot: Potentials, rules: Rules, width: int = 1, draws: bool = False) -> 
     rows, hidden, size = batch * width, keys.shape[2], keys.element_size()
     read = n * hidden * size  # bytes of keys, all of which a step of a hypothesis reads
     number = 2 * hidden / FLOPS[keys.dtype] + 2 * size / DEVICE_BYTES  # seconds to compute one of W, write and read it
-    ways = {
-        factored(rows, n, hidden, several=False): rules.max_len * read * max(1 / PROGRAM_BYTES, rows / DEVICE_BYTES)
-    }
+    alone = rules.max_len * read * max(1 / PROGRAM_BYTES, rows / DEVICE_BYTES)
+    ways = {factored(rows, n, hidden, size, several=False): alone}
     if not draws:
-        ways[factored(rows, n, hidden, several=True)] = rules.max_len * (read * rows / DEVICE_BYTES + LAUNCH)
+        ways[factored(rows, n, hidden, size, several=True)] = rules.max_len * (read * rows / DEVICE_BYTES + LAUNCH)
     if buildable(pot):
         ways[dense(n, alone=True)] = batch * n * n * number
     return min(ways, key=lambda way: ways[way])

@@ -116,9 +116,11 @@ def _launch_factored(
     options |= {
         "LIVE": stop_key is not None,
         "DEEP": max(16, triton.next_power_of_2(hidden)),
-        "PROGRAMS": triton.next_power_of_2(way.programs),
+        "LANES": min(triton.next_power_of_2(way.programs), 256),
         "num_warps": way.warps,
     }
+    # Alone, a program has few loads under way: more candidates, of each a cache line of its key, keep it busy.
+    options["PART"] = options["DEEP"] if way.programs > 1 else min(options["DEEP"], 128 // keys.element_size())
     if way.programs == 1:
         _decode_factored[(rows, 1)](*arguments, 0, rules.max_len + 1, **options)
         return
@@ -402,7 +404,7 @@ def _decode_factored(
     stop_key, stop_key_b, stop_key_h,
     contexts, partial, H, scale, first, end,
     BLOCK: tl.constexpr, DRAW: tl.constexpr, THRESHOLD: tl.constexpr, LIVE: tl.constexpr,
-    DEEP: tl.constexpr, PROGRAMS: tl.constexpr,
+    DEEP: tl.constexpr, PART: tl.constexpr, LANES: tl.constexpr,
 ):
     # fmt: on
     """The steps ``first`` to ``end`` of a hypothesis, by this program and the others of its row of the grid.
@@ -421,7 +423,8 @@ def _decode_factored(
     H, scale: h and 1/√h.
     BLOCK: candidates of a tile.
     DEEP: a power of two, at least h.
-    PROGRAMS: a power of two, at least as many programs as share the candidates.
+    PART: hidden dimensions of a tile; fewer than DEEP only where the program is alone.
+    LANES: how many programs' findings are read at a time.
     """
     row = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0)
@@ -429,7 +432,6 @@ def _decode_factored(
     programs = tl.num_programs(1)
     mine = tl.program_id(1)
     h = tl.arange(0, DEEP)
-    each = tl.arange(0, PROGRAMS)
     spread = rows.to(tl.int64) * programs  # between two of the five
     found = partial + row * programs
     left += row * N
@@ -448,15 +450,29 @@ def _decode_factored(
             stop_score = halt
             if DRAW:
                 stop_score = halt * sharpness + _gumbel(tl.load(seed), row.to(tl.int32), step - 1, N)
-            here = found + (step + 1) % 2 * 5 * spread + each
-            scores = tl.load(here, mask=each < programs, other=-float("inf"))
-            places = tl.load(here + spread, mask=each < programs, other=0.0).to(tl.int32, bitcast=True)
-            pick, score = _argmax(scores, places, N)
-            its = tl.load(here + 2 * spread, mask=(each < programs) & (places == pick), other=-float("inf"))
-            top = tl.load(here + 3 * spread, mask=each < programs, other=LOWEST)
-            mass = tl.load(here + 4 * spread, mask=each < programs, other=0.0)
+            best = tl.full((LANES,), -float("inf"), tl.float32)
+            place = tl.full((LANES,), 0, tl.int32) + N
+            logit = best
+            top = tl.full((LANES,), LOWEST, tl.float32)
+            mass = tl.zeros((LANES,), tl.float32)
+            for start in range(0, programs, LANES):
+                each = start + tl.arange(0, LANES)
+                here = found + (step + 1) % 2 * 5 * spread + each
+                scores = tl.load(here, mask=each < programs, other=-float("inf"))
+                places = tl.load(here + spread, mask=each < programs, other=0.0).to(tl.int32, bitcast=True)
+                better = (scores > best) | ((scores == best) & (places < place))
+                best = tl.where(better, scores, best)
+                place = tl.where(better, places, place)
+                logit = tl.where(better, tl.load(here + 2 * spread, mask=each < programs, other=0.0), logit)
+                other = tl.load(here + 3 * spread, mask=each < programs, other=LOWEST)
+                more = tl.load(here + 4 * spread, mask=each < programs, other=0.0)
+                higher = tl.maximum(top, other)
+                mass = mass * tl.exp(top - higher) + more * tl.exp(other - higher)
+                top = higher
+            pick, score = _argmax(best, place, N)
+            its = tl.max(tl.where(place == pick, logit, -float("inf")), 0)
             pick, gain = _choose(
-                pick, tl.max(its, 0), score, halt, stop_score, tl.max(top, 0), top, mass, log_threshold, N, THRESHOLD
+                pick, its, score, halt, stop_score, tl.max(top, 0), top, mass, log_threshold, N, THRESHOLD
             )
             going = running & (pick < N)  # of one that has stopped, what is read here means nothing
             value = values + b * values_b + pick.to(tl.int64) * values_n + h * values_h
@@ -472,6 +488,8 @@ def _decode_factored(
             running = going
         if running & (step < max_len):
             query = context * scale
+            if PART < DEEP:
+                tl.debug_barrier()  # the context is read again, by other threads
             best = tl.full((BLOCK,), -float("inf"), tl.float32)
             place = tl.full((BLOCK,), 0, tl.int32) + N
             logit = best
@@ -481,9 +499,21 @@ def _decode_factored(
                 at = start + tl.arange(0, BLOCK)
                 there = tl.load(left + at, mask=at < N, other=0) != 0
                 theta = tl.load(unary + b * unary_b + at * unary_n, mask=there, other=0.0).to(tl.float32)
-                key = keys + b * keys_b + at.to(tl.int64)[:, None] * keys_n + h[None, :] * keys_h
-                k = tl.load(key, mask=(at < N)[:, None] & (h < H)[None, :], other=0.0).to(tl.float32)
-                logits = tl.where(there & (at != pick), theta + tl.sum(k * query[None, :], 1), -float("inf"))
+                rows_of_keys = keys + b * keys_b + at.to(tl.int64)[:, None] * keys_n
+                if PART < DEEP:
+                    sums = tl.zeros((BLOCK, PART), tl.float32)
+                    for part in range(0, H, PART):
+                        i = part + tl.arange(0, PART)
+                        q = tl.load(contexts + (step % 2 * rows + row) * H + i, mask=i < H, other=0.0) * scale
+                        there_too = (at < N)[:, None] & (i < H)[None, :]
+                        k = tl.load(rows_of_keys + i[None, :] * keys_h, mask=there_too, other=0.0)
+                        sums += k.to(tl.float32) * q[None, :]
+                    added = tl.sum(sums, 1)
+                else:
+                    there_too = (at < N)[:, None] & (h < H)[None, :]
+                    k = tl.load(rows_of_keys + h[None, :] * keys_h, mask=there_too, other=0.0)
+                    added = tl.sum(k.to(tl.float32) * query[None, :], 1)
+                logits = tl.where(there & (at != pick), theta + added, -float("inf"))
                 tl.store(left + at, tl.zeros((BLOCK,), tl.int1), mask=(at == pick) & (at < N))
                 scores = logits
                 if DRAW:
