@@ -17,8 +17,9 @@ ROOT = Path(torchcpl.__file__).parent
 # fmt: off
 ROOMS = [
     "checks", "potentials", "interactions", "constraints", "functional", "kernels", "losses", "decoding",
-    "distribution", "head", "inference", "files", "explore", "encoders", "metrics", "selectors", "config", "provenance",
-    "checkpoints", "train", "tables", "plots", "report", "tasks", "predict", "completion", "cli", "__main__",
+    "distribution", "head", "inference", "files", "hub", "explore", "encoders", "metrics", "selectors", "config",
+    "provenance", "checkpoints", "train", "tables", "plots", "report", "tasks", "predict", "completion", "cli",
+    "__main__",
 ]
 # fmt: on
 CORE = [*ROOMS[: ROOMS.index("inference") + 1], "explore"]

@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -176,3 +177,42 @@ def test_two_processes(tmp_path: Path) -> None:
     for name, tensor in weights_of(tmp_path / "plain", "last").items():
         torch.testing.assert_close(tensor, wanted[name], rtol=1e-5, atol=1e-6)
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+HOSTS = """
+import sys
+sys.path.insert(0, {here!r})
+import os, pathlib
+from torchcpl.config import override
+from test_train import Toy, ToyConfig, ToyModel, fit
+
+class Plain(Toy):
+    def build(self):
+        return ToyModel(override(self.config, devices=2))  # without batch statistics, which each process has its own of
+
+fit(Plain(ToyConfig(dropout=0.0)), pathlib.Path(sys.argv[1]) / "run", progress=False)
+os._exit(0)
+"""
+
+
+def test_two_hosts_under_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(HOSTS.format(here=str(Path(__file__).parent)))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": ROOT}
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    torchrun += ["--master-addr", "localhost", "--master-port", str(port)]
+    agents = [
+        subprocess.Popen(
+            [*torchrun, "--node-rank", rank, str(script), str(tmp_path)],
+            env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for rank in "01"
+    ]  # fmt: skip
+    for agent in agents:
+        succeed(agent)
+    wanted, _ = plain_loop(ToyConfig(devices=2, dropout=0.0), 12, ranks=2)
+    for name, tensor in weights_of(tmp_path / "run", "last").items():
+        torch.testing.assert_close(tensor, wanted[name], rtol=1e-5, atol=1e-6)

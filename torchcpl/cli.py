@@ -478,8 +478,13 @@ def _show(results: Table, path: Path | None, options: argparse.Namespace) -> Non
 
 
 def _say(text: str) -> None:
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # of several processes that train together, one speaks
+    if _first():
         _console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _first() -> bool:
+    """Of several processes that train together, on one host or several, one speaks."""
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
 
 
 def _complain(text: str) -> None:
@@ -487,7 +492,7 @@ def _complain(text: str) -> None:
 
 
 def _note(text: str) -> None:
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    if _first():
         _complain(text)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +39,11 @@ class ContextNetwork(nn.Module):
         state = torch.cat([total, count.unsqueeze(-1).to(total.dtype) / 10], -1)
         correction: Tensor = self.net(self.norm(state.to(self.norm.weight.dtype)))
         return total + correction
+
+
+def _hub() -> Any:
+    """The room of the hub, which needs packages that the core does not."""
+    return importlib.import_module("torchcpl.hub")
 
 
 class CPLHead(nn.Module):
@@ -73,6 +82,10 @@ class CPLHead(nn.Module):
         check_choice("activation", activation, tuple(ACTIVATIONS))
         check_choice("live_stop", live_stop, (True, False))
         check_number("dropout", dropout, "a probability", lambda value: 0 <= value <= 1)
+        self.arguments: dict[str, Any] = {
+            "dim": dim, "hidden": hidden, "kind": kind, "live_stop": live_stop, "activation": activation,
+            "dropout": dropout,
+        }  # fmt: skip
         self.dim = dim
         self.kind = kind
         self.live_stop = live_stop
@@ -87,6 +100,20 @@ class CPLHead(nn.Module):
         self.context = ContextNetwork(hidden, activation, dropout) if kind == "contextual" else None
         if kind == "coverage":
             self.cover_offset = nn.Parameter(torch.tensor(-2.0))  # nothing is covered much at first
+
+    @classmethod
+    def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> CPLHead:
+        """A head that was saved: a folder, or a repository of the Hugging Face hub (extra ``hub``)."""
+        head: CPLHead = _hub().PretrainedHead.from_pretrained(name, **options)
+        return head
+
+    def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
+        """Write ``config.json`` and ``model.safetensors`` into a folder (extra ``hub``)."""
+        _hub().pretrained(self).save_pretrained(folder, **options)
+
+    def push_to_hub(self, repository: str, **options: Any) -> Any:
+        """Upload to a repository of the Hugging Face hub (extra ``hub``)."""
+        return _hub().pretrained(self).push_to_hub(repository, **options)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Potentials:
         """``features`` (B, N, dim), ``mask`` (B, N) True = real, to potentials."""

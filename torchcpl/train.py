@@ -116,8 +116,8 @@ def fit(task: Task, run: str | Path, *, resume: bool = False, progress: bool = T
     With ``resume`` an unfinished run goes on from its last checkpoint, to the same weights as if it had never
     stopped; a finished one returns its state. Ctrl-C and SIGTERM end the current step, save, and raise
     KeyboardInterrupt; a second one stops at once. Another process that trains in ``run`` is a CheckpointError. With
-    ``config.devices > 1`` Fabric starts the running script once more for each further device, and the process of rank r
-    takes ``task.batch(step * devices + r)``.
+    ``config.devices > 1`` Fabric starts the running script once more for each further device, unless torchrun has; the
+    process of rank r takes ``task.batch(step * processes + r)``.
     """
     with extra():
         from lightning_fabric import Fabric
@@ -127,10 +127,14 @@ def fit(task: Task, run: str | Path, *, resume: bool = False, progress: bool = T
         raise ValueError(f"devices = {config.devices}: expected at most {there}, as many as there are here")
     automatic = "bf16-mixed" if device.type == "cuda" else "32-true"
     precision: Any = automatic if config.precision == "auto" else config.precision
+    # torchrun has started the processes, on as many hosts as it was told to.
+    hosts = int(os.environ["WORLD_SIZE"]) // config.devices if "TORCHELASTIC_RUN_ID" in os.environ else 1
     # A method may leave parameters without a gradient, which plain "ddp" refuses.
-    strategy = "ddp_find_unused_parameters_true" if config.devices > 1 else "auto"
+    strategy = "ddp_find_unused_parameters_true" if config.devices * hosts > 1 else "auto"
     with _numerics(config, device), _interruptible() as interrupted, contextlib.ExitStack() as held:
-        fabric = Fabric(accelerator=device.type, devices=config.devices, strategy=strategy, precision=precision)
+        fabric = Fabric(
+            accelerator=device.type, devices=config.devices, num_nodes=hosts, strategy=strategy, precision=precision
+        )
         fabric.launch()
         refused = ""
         if fabric.is_global_zero:
