@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {
+    "baskets.py": (["--steps", "150"], "complete: bread, coffee"),
     "own_encoder.py": (["--steps", "30"], "each group exactly once in"),
     "passages.py": (["--words", "45", "--require", "3"], "Honey is made from nectar"),
     "tour.py": (["--page", "tour.html"], "the greatest sight is on each: True"),

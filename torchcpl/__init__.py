@@ -15,13 +15,14 @@ from torchcpl.constraints import Adjacent, Budget, Forbid, History, Require
 from torchcpl.decoding import beam, greedy, sample, stochastic_beam
 from torchcpl.distribution import ContextualPlackettLuce
 from torchcpl.explore import explore
-from torchcpl.functional import log_prob, set_log_prob
+from torchcpl.functional import log_prob
 from torchcpl.head import CPLHead
 from torchcpl.inference import compile_for_inference
 from torchcpl.interactions import Contextual, Coverage, Dense, Interaction, LowRank, Recent
 from torchcpl.kernels import set_kernels
 from torchcpl.losses import ordered_nll, subset_nll
 from torchcpl.potentials import Potentials, Selection
+from torchcpl.sets import complete, inclusion_probs, next_probs, set_log_prob, set_nll
 
 if TYPE_CHECKING:
     from torchcpl.predict import Predictor, load
@@ -47,14 +48,18 @@ __all__ = [
     "Selection",
     "beam",
     "compile_for_inference",
+    "complete",
     "explore",
     "greedy",
+    "inclusion_probs",
     "load",
     "log_prob",
+    "next_probs",
     "ordered_nll",
     "sample",
     "set_kernels",
     "set_log_prob",
+    "set_nll",
     "set_validation",
     "stochastic_beam",
     "subset_nll",

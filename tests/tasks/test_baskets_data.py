@@ -1,0 +1,101 @@
+"""Baskets from files: what is read, and what is refused, by line number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from torchcpl.tasks.baskets.data import PARTS, Baskets, load_baskets
+
+
+def shop(folder: Path, items: str | None = "ball\nbib\ncot\n", **parts: str) -> str:
+    """A shop in the format of the registries; parts that are not given have one basket."""
+    for part in PARTS:
+        (folder / f"toys.{part}.txt").write_text(parts.get(part, "0 1\n2\n"))
+    if items is not None:
+        (folder / "toys.items.txt").write_text(items)
+    return str(folder / "toys")
+
+
+def test_parts_and_names(tmp_path: Path) -> None:
+    found = load_baskets(shop(tmp_path, test="2 0\n1\n0 1 2\n"))
+    assert found.name == "toys"
+    assert found.names == ["ball", "bib", "cot"]
+    assert found.train.tolist() == [[0, 1], [2, -1]]
+    assert found.test.tolist() == [[2, 0, -1], [1, -1, -1], [0, 1, 2]]
+
+
+def test_names_in_the_lines(tmp_path: Path) -> None:
+    """With the items' file and without, between commas or tabs, quoted where a name has a comma."""
+    lines = '"ball, red", bib\nbib\n'
+    with_file = load_baskets(shop(tmp_path, "bib\nball, red\n", train=lines, valid="bib\n", test="bib\n"))
+    assert with_file.train.tolist() == [[1, 0], [0, -1]]
+    (tmp_path / "toys.items.txt").unlink()
+    tabs = "ball, red\tbib\nbib\n"
+    without = load_baskets(shop(tmp_path, None, train=tabs, valid="bib\n", test="ball, red\tbib\n"))
+    assert without.names == ["ball, red", "bib"]
+    assert without.train.tolist() == [[0, 1], [1, -1]]
+
+
+def test_one_file_is_divided_by_a_seed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    baskets = [" ".join(map(str, rng.permutation(9)[: rng.integers(1, 5)])) for _ in range(50)]
+    path = tmp_path / "orders.txt"
+    path.write_text("\n".join(baskets))
+
+    def rows(found: Baskets) -> list[tuple[int, ...]]:
+        return [tuple(i for i in row if i >= 0) for part in PARTS for row in getattr(found, part).tolist()]
+
+    one, same, other = (load_baskets(str(path), split_seed=seed) for seed in (0, 0, 1))
+    assert [len(one.train), len(one.valid), len(one.test)] == [35, 5, 10]
+    assert rows(one) == rows(same) != rows(other)
+    assert sorted(rows(one)) == sorted(rows(other)) == sorted(tuple(map(int, b.split())) for b in baskets)
+    counted = load_baskets(str(path), held_out=(3, 20))
+    assert [len(counted.train), len(counted.valid), len(counted.test)] == [27, 3, 20]
+
+
+@pytest.mark.parametrize(
+    ("part", "text", "said"),
+    [
+        ("train", "0 1\n\n2\n", r"toys.train.txt:2: expected a basket, got an empty line"),
+        ("test", "", r"toys.test.txt: expected a basket a line, got an empty file"),
+        ("valid", "0 1\n2 0 2\n", r"toys.valid.txt:2: expected every item once, got '2' again"),
+        ("test", "0\n1\n3\n", r"toys.test.txt:3: expected a number below 3, got '3'"),
+        ("train", "0 x\n", r"toys.train.txt:1: expected one of the 3 items, got '0 x'"),
+        ("train", "ball, bat\n", r"toys.train.txt:1: expected one of the 3 items, got 'bat'"),
+        ("train", "0 1 2\n", r"toys.train.txt:1: expected at most 2 items \(max_items\), got 3"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, part: str, text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        load_baskets(shop(tmp_path, **{part: text}), most=2)
+
+
+def test_an_item_that_only_the_test_part_has(tmp_path: Path) -> None:
+    source = shop(tmp_path, train="0 1\n", valid="0\n", test="1\n1 2\n")
+    with pytest.warns(UserWarning, match=r"toys.test.txt:2: 'cot' is in no training basket"):
+        assert load_baskets(source).test.tolist() == [[1, -1], [1, 2]]
+    (tmp_path / "toys.items.txt").unlink()  # then it is in no list at all
+    with pytest.raises(ValueError, match=r"toys.test.txt:2: expected a number below 2, got '2'"):
+        load_baskets(source)
+
+
+def test_missing_files_and_wrong_features(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"expected a file, or FOLDER/NAME with .*toys.train.txt"):
+        load_baskets(str(tmp_path / "toys"))
+    source = shop(tmp_path)
+    np.save(tmp_path / "wrong.npy", np.zeros((2, 4)))
+    with pytest.raises(ValueError, match=r"wrong.npy: expected finite numbers \(3, d\), a row an item, got \(2, 4\)"):
+        load_baskets(source, features=str(tmp_path / "wrong.npy"))
+    with pytest.raises(ValueError, match=r"absent.npy: cannot be read"):
+        load_baskets(source, features=str(tmp_path / "absent.npy"))
+    with pytest.raises(ValueError, match=r"expected more baskets than 300 \+ 2000 to hold out, got 6"):
+        load_baskets(source, split="random", held_out=(300, 2000))
+
+
+def test_the_registries(shared_data: Path) -> None:
+    found = load_baskets(str(shared_data / "baby-registries" / "gifts"))
+    assert (found.num_items, len(found.train), len(found.valid), len(found.test)) == (16, 2777, 397, 794)
+    assert found.names[2] == "Gift Cards"
