@@ -124,6 +124,44 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         cpl.set_log_prob,
         lambda: {"pot": potentials(), "subset": ORDER, "num_samples": 3, "generator": GENERATOR, **limits()},
     ),
+    "set_nll": (
+        cpl.set_nll,
+        lambda: {
+            "pot": potentials(),
+            "target": ORDER,
+            "exact": 1,
+            "num_samples": 2,
+            "proposal": "uniform",
+            "reduction": "none",
+            "generator": GENERATOR,
+        },
+    ),
+    "next_probs": (
+        cpl.next_probs,
+        lambda: {"pot": potentials(), "picked": ORDER, "num_samples": 2, "generator": GENERATOR, **limits()},
+    ),
+    "inclusion_probs": (
+        cpl.inclusion_probs,
+        lambda: {"pot": potentials(), "picked": ORDER, "num_samples": 2, "generator": GENERATOR, **limits()},
+    ),
+    "complete": (
+        cpl.complete,
+        lambda: {
+            "pot": potentials(),
+            "picked": ORDER,
+            "num_samples": 2,
+            "num_return": 1,
+            "temperature": 0.5,
+            "top_k": 2,
+            "top_p": 0.9,
+            "generator": GENERATOR,
+            **limits(),
+        },
+    ),
+    "complete(beams)": (
+        cpl.complete,
+        lambda: {"pot": potentials(), "picked": ORDER, "num_beams": 3, "num_return": 2, **limits()},
+    ),
     "ordered_nll": (
         cpl.ordered_nll,
         lambda: {"pot": potentials(), "order": ORDER, "per_step": True, "reduction": "sum"},

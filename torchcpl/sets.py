@@ -73,14 +73,13 @@ def set_nll(
     the rows is ``mean | sum | none``.
     """
     check_choice("reduction", reduction, ("mean", "sum", "none"))
+    check_choice("proposal", proposal, ("process", "uniform"))
+    check_count("num_samples", num_samples, 1)
+    _check_sets("target", target, pot, generator, picks_real=True)
     limit = exact_limit(pot)
     if exact is not None and not isinstance(exact, bool):
         check_count("exact", exact, 0)
         limit = min(exact, limit)
-    check_choice("proposal", proposal, ("process", "uniform"))
-    check_count("num_samples", num_samples, 1)
-    check_generator(generator, pot.unary.device)
-    _check_sets("target", target, pot, picks_real=True)
     rules = Rules(pot)
     values = []
     buckets = _buckets(pot, target, rules)
@@ -112,8 +111,7 @@ def set_log_prob(
     whole order of the picks, or when ``num_samples`` is given, estimated from orders drawn by the process confined to
     the subset (1,024 unless ``num_samples`` says otherwise).
     """
-    _check_sets("subset", subset, pot)
-    check_generator(generator, pot.unary.device)
+    _check_sets("subset", subset, pot, generator)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     return set_log_probs(pot, subset, rules, num_samples, generator)
 
@@ -154,7 +152,7 @@ def next_probs(
     5 items where all of the order matters, 15 where only the latest does. Then ``num_samples`` orders are drawn.
     """
     check_count("num_samples", num_samples, 1)
-    _check_sets("picked", picked, pot)
+    _check_sets("picked", picked, pot, generator)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     values = []
     buckets = _buckets(pot, picked, rules)
@@ -190,14 +188,14 @@ def complete(
     both. ``log_prob`` is that of what was added. Where the order of the picks matters, every sample draws one for the
     given items by its probability, and greedy and beams go on from the likeliest.
     """
-    for name, count in {"num_samples": num_samples, "num_beams": num_beams, "num_return": num_return}.items():
+    check_count("num_return", num_return, 1)
+    for name, count in (("num_samples", num_samples), ("num_beams", num_beams)):
         check_count(name, 1 if count is None else count, 1)
     if num_samples is not None and num_beams is not None:
         raise ValueError(f"num_beams: expected None beside num_samples, got {num_beams}")
     if num_return > (num_beams or 1):
         raise ValueError(f"num_return: expected at most num_beams = {num_beams or 1}, got {num_return}")
-    _check_sets("picked", picked, pot, picks_real=True)
-    check_generator(generator, pot.unary.device)
+    _check_sets("picked", picked, pot, generator, picks_real=True)
     if len(pot) != len(picked):
         pot = pot[torch.zeros(len(picked), dtype=torch.long, device=picked.device)]
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
@@ -246,7 +244,8 @@ def inclusion_probs(
     Exact while at most 12 candidates are left and the order of the picks does not matter, by summing over all sets;
     else from completions, 4,096 unless ``num_samples`` says otherwise.
     """
-    _check_sets("picked", picked, pot)
+    check_count("num_samples", 1 if num_samples is None else num_samples, 1)
+    _check_sets("picked", picked, pot, generator)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     left = pot.num_candidates - (int((picked >= 0).sum(-1).min()) if picked.numel() else 0)
     if num_samples is not None or left > REST_LIMIT or _order_matters(pot, rules):
@@ -291,9 +290,10 @@ class Bucket:
         return step_log_probs(self.pot, state, history, self.rules).view(*last.shape, self.pot.num_candidates + 1)
 
 
-def _check_sets(name: str, sets: Tensor, pot: Potentials, picks_real: bool = False) -> None:
+def _check_sets(name: str, sets: Tensor, pot: Potentials, generator: Any, picks_real: bool = False) -> None:
     """Check (B, T) sets, their values too where that is on; potentials of one row take any B."""
     check_potentials(pot)
+    check_generator(generator, pot.unary.device)
     check_tensor(name, sets, ("B" if len(pot) == 1 else len(pot), "T"), "long", like=pot.unary)
     if validating(sets):
         check_order(name, sets, pot.num_candidates, pot.mask.expand(len(sets), -1) if picks_real else None)
