@@ -222,9 +222,8 @@ def complete(
         gains = torch.cat([torch.zeros_like(given, dtype=gains.dtype), gains], -1)[..., : rules.max_len]
         found.append((indices, gains, log_prob))
     each = [_together(list(parts), buckets) for parts in zip(*found, strict=True)]
-    if num_samples or not num_beams:  # samples come first, and of one there is no row of hypotheses
-        each = [x.transpose(0, 1) if num_samples else x[:, 0] for x in each]
-    indices, gains, log_prob = each
+    # Samples come first; of a single completion there is no row of hypotheses.
+    indices, gains, log_prob = (x.transpose(0, 1) if num_samples else x if num_beams else x[:, 0] for x in each)
     return Selection(indices, (indices >= 0).sum(-1), log_prob, pot.num_candidates, step_log_prob=gains)
 
 
