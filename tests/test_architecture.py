@@ -17,7 +17,7 @@ ROOT = Path(torchcpl.__file__).parent
 # fmt: off
 ROOMS = [
     "checks", "potentials", "interactions", "constraints", "functional", "kernels", "losses", "decoding",
-    "sets",
+    "sets", "hypotheses",
     "distribution", "head", "inference", "files", "hub", "explore", "encoders", "metrics", "selectors", "config",
     "provenance", "checkpoints", "train", "tables", "plots", "report", "tasks", "predict", "completion", "cli",
     "__main__",

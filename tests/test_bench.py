@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bench import performance
+from bench import hypotheses, performance
 from bench.claims import claims, find, ratio
-from torchcpl.files import write_json
+from torchcpl.files import read_json, write_json
 from torchcpl.provenance import run_info
 
 
@@ -60,3 +60,10 @@ def test_the_page_is_made_of_the_numbers(tmp_path: Path) -> None:
     assert "0.05 ms by *kernel, W given*; 1,600× for *per-row loop, W given*" in text
     assert "core" not in figures
     assert "<svg" in performance.render(figures["speed-gpu"], "svg").decode()
+
+
+def test_ways_to_find_several_answers_are_compared(tmp_path: Path) -> None:
+    hypotheses.main(["--out", str(tmp_path / "ways.json"), "--width", "8", "--steps", "1"])
+    found = read_json(tmp_path / "ways.json")
+    assert [row["way"] for row in found["sets"]][:2] == ["cpl.hypotheses", "beams, merged"]
+    assert all(0 <= row["covered"] <= 1.001 for name in ("sets", "paths") for row in found[name])

@@ -65,6 +65,11 @@ def head(**arguments: Any) -> Any:
     return made(torch.zeros(B, N, made.dim))
 
 
+def lengths_apart(answers: Tensor) -> Tensor:
+    length = (answers >= 0).sum(-1)
+    return (length.unsqueeze(1) - length.unsqueeze(2)).abs().float()
+
+
 ORDER = torch.tensor([[0, 2], [1, -1]])
 GENERATOR = torch.Generator()
 
@@ -118,6 +123,11 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "stochastic_beam": (
         cpl.stochastic_beam,
         lambda: {"pot": potentials(), "num_samples": 2, "generator": GENERATOR, **limits()},
+    ),
+    "hypotheses": (cpl.hypotheses, lambda: {"pot": potentials(), "num_hypotheses": 2, "num_beams": 4, **limits()}),
+    "hypotheses(same)": (
+        cpl.hypotheses,
+        lambda: {"pot": potentials(), "same": lengths_apart, "radius": 1.0, "generator": GENERATOR, **limits()},
     ),
     "log_prob": (cpl.log_prob, lambda: {"pot": potentials(), "order": ORDER, **limits()}),
     "set_log_prob": (

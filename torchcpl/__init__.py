@@ -17,6 +17,7 @@ from torchcpl.distribution import ContextualPlackettLuce
 from torchcpl.explore import explore
 from torchcpl.functional import log_prob
 from torchcpl.head import CPLHead
+from torchcpl.hypotheses import hypotheses
 from torchcpl.inference import compile_for_inference
 from torchcpl.interactions import Contextual, Coverage, Dense, Interaction, LowRank, Recent
 from torchcpl.kernels import set_kernels
@@ -51,6 +52,7 @@ __all__ = [
     "complete",
     "explore",
     "greedy",
+    "hypotheses",
     "inclusion_probs",
     "load",
     "log_prob",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torchcpl.checks import DTYPES, check_count, check_finite, check_tensor, describe, validating
+from torchcpl.checks import DTYPES, check_choice, check_count, check_finite, check_tensor, describe, validating
 
 if TYPE_CHECKING:
     from torchcpl.interactions.base import Interaction
@@ -109,8 +109,8 @@ class Potentials:
         if isinstance(device, torch.dtype):
             device, dtype = None, device
         device = self.unary.device if device is None else as_device(device)
-        if dtype is not None and dtype not in DTYPES["float"]:
-            raise ValueError(f"dtype: expected float32, float64, bfloat16 or float16, got {describe(dtype)}")
+        if dtype is not None:
+            check_choice("dtype", dtype, DTYPES["float"])
         mask = self.mask.to(device)
         return self._map(lambda part: part.to(device, dtype), mask)
 

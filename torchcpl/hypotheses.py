@@ -1,0 +1,205 @@
+"""Several answers, each with the probability of the mode it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from torchcpl.checks import check_count, check_generator, check_number, describe
+from torchcpl.constraints import Constraint, History, Rules
+from torchcpl.decoding import beam, stochastic_beam
+from torchcpl.functional import blame_nan, prefix_log_probs, step_log_probs
+from torchcpl.interactions.base import accumulator, reorder
+from torchcpl.potentials import Potentials, Selection, picked_mask
+from torchcpl.sets import set_log_probs
+
+EXACT_ITEMS = 10  # largest set whose probability is computed exactly: 2¹⁰ subsets
+
+Same = Callable[[Tensor], Tensor]
+
+
+@torch.no_grad()
+def hypotheses(
+    pot: Potentials,
+    num_hypotheses: int = 6,
+    *,
+    same: str | Same = "set",
+    radius: float | None = None,
+    num_beams: int = 128,
+    max_len: int | None = None,
+    min_len: int = 0,
+    stop_bias: float | Tensor = 0.0,
+    constraints: Sequence[Constraint] = (),
+    generator: torch.Generator | None = None,
+) -> Selection:
+    """Distinct answers, likeliest first: ``indices`` (B, R, T), and in ``log_prob`` (B, R) the mode each stands for.
+
+    Answers that are the ``same`` are one mode, and their probabilities add up:
+
+    - ``set``: all orders of a set. A beam search in which hypotheses with the same set are merged; the probability is
+      exact up to 10 items, and above that of the orders the search went through.
+    - ``sequence``: every order is an answer of its own, as in :func:`torchcpl.beam`.
+    - a callable that maps answers (B, K, T) to a boolean (B, K, K), or to distances (B, K, K), of which those up to
+      ``radius`` are the same. ``num_beams`` sequences are drawn without replacement, and answers are chosen by the
+      mass around them that none before has taken; the probabilities are estimates, with the same draw at every call
+      unless a ``generator`` is given, and exact where there are no more than ``num_beams`` sequences.
+
+    Rows with fewer answers are filled with −1 and log-probability −inf.
+    """
+    check_count("num_hypotheses", num_hypotheses, 1)
+    check_count("num_beams", num_beams, num_hypotheses)
+    if isinstance(same, type) or not (callable(same) or (isinstance(same, str) and same in ("set", "sequence"))):
+        raise ValueError(f"same: expected 'set', 'sequence' or a callable, got {describe(same)}")
+    if radius is not None:
+        check_number("radius", radius, "a distance of at least 0", lambda value: value >= 0)
+    rules = Rules(pot, max_len, min_len, stop_bias, constraints)
+    check_generator(generator, pot.unary.device)
+    limits = {"max_len": max_len, "min_len": min_len, "stop_bias": stop_bias, "constraints": constraints}
+    if same == "sequence":
+        return beam(pot, num_beams, num_hypotheses, **limits)  # type: ignore[arg-type]
+    if same == "set" and pot.interaction.depends_on != "order":
+        indices, log_prob = _likeliest_sets(pot, rules, num_hypotheses, num_beams)
+    else:
+        if generator is None:
+            generator = torch.Generator(pot.unary.device).manual_seed(0)
+        drawn = stochastic_beam(pot, num_beams, generator=generator, **limits)  # type: ignore[arg-type]
+        indices, log_prob = _likeliest_drawn(pot, drawn, num_hypotheses, same, radius)
+    return _selection(pot, indices, log_prob, rules, num_hypotheses)
+
+
+def _likeliest_sets(pot: Potentials, rules: Rules, count: int, width: int) -> tuple[Tensor, Tensor]:
+    """(B, R, T) and (B, R) by a beam search over sets."""
+    indices, log_prob = (part[:, :count] for part in set_beam(pot, rules, width))
+    if indices.numel() == 0 or int((indices >= 0).sum(-1).max()) > EXACT_ITEMS:
+        return indices, log_prob
+    exact = torch.stack([set_log_probs(pot, answer, rules, None, None)[0] for answer in indices.unbind(1)], 1)
+    log_prob, order = exact.masked_fill(log_prob == -torch.inf, -torch.inf).sort(dim=1, descending=True, stable=True)
+    return indices.gather(1, order.unsqueeze(-1).expand_as(indices)), log_prob
+
+
+def _likeliest_drawn(
+    pot: Potentials, drawn: Selection, count: int, same: str | Same, radius: float | None
+) -> tuple[Tensor, Tensor]:
+    """(B, R, T) and (B, R) from sequences drawn without replacement, those that are the ``same`` added up."""
+    assert drawn.weight is not None
+    indices, weight = drawn.indices.transpose(0, 1), drawn.weight.transpose(0, 1)
+    alike = _alike(same if callable(same) else partial(_same_set, pot), indices, radius)
+    chosen, mass = cover(alike, weight / weight.sum(-1, keepdim=True), count)
+    return indices.gather(1, chosen.unsqueeze(-1).expand(-1, -1, indices.shape[2])), mass.log()
+
+
+def _selection(pot: Potentials, indices: Tensor, log_prob: Tensor, rules: Rules, count: int) -> Selection:
+    """(B, ·, T) answers filled up to ``count``, those of no probability with −1."""
+    missing = count - indices.shape[1]
+    log_prob = torch.nn.functional.pad(log_prob, (0, missing), value=-torch.inf).clamp(max=0)
+    indices = torch.nn.functional.pad(indices, (0, 0, 0, missing), value=-1)
+    indices = indices.masked_fill((log_prob == -torch.inf).unsqueeze(-1), -1)
+    steps = prefix_log_probs(pot, indices, rules)[0][..., :-1]  # (B, R, T)
+    return Selection(indices, (indices >= 0).sum(-1), log_prob, pot.num_candidates, step_log_prob=steps)
+
+
+def _same_set(pot: Potentials, indices: Tensor) -> Tensor:
+    picked = picked_mask(indices, pot.num_candidates)
+    return (picked.unsqueeze(1) == picked.unsqueeze(2)).all(-1)
+
+
+def _alike(same: Same, indices: Tensor, radius: float | None) -> Tensor:
+    """(B, K, K) boolean: what ``same`` says of the answers, checked. Each is the same as itself."""
+    verdict = same(indices)
+    shape = (*indices.shape[:2], indices.shape[1])
+    if not isinstance(verdict, Tensor) or tuple(verdict.shape) != shape or verdict.is_complex():
+        raise ValueError(f"same: expected booleans or distances of shape {shape}, got {describe(verdict)}")
+    if (verdict.dtype == torch.bool) != (radius is None):
+        raise ValueError(f"radius: expected a number with distances and None with booleans, got {describe(radius)}")
+    if radius is not None:
+        verdict = verdict <= radius
+    return verdict | torch.eye(shape[1], dtype=torch.bool, device=verdict.device)
+
+
+def cover(same: Tensor, weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` answers with the most mass around them, one after the other, and that mass: two (B, R).
+
+    ``same`` (B, K, K) says which answers an answer stands for, ``weight`` (B, K) is the probability of each. What one
+    of the chosen stands for is taken away before the next is chosen.
+    """
+    left = weight.clone()
+    chosen, masses = [], []
+    for _ in range(count):
+        mass = (same * left.unsqueeze(1)).sum(-1)  # (B, K)
+        best = mass.masked_fill(left == 0, -1).argmax(-1, keepdim=True)
+        chosen.append(best)
+        masses.append(mass.gather(1, best) * (left.gather(1, best) > 0))
+        taken = same.gather(1, best.unsqueeze(-1).expand(-1, -1, same.shape[2])).squeeze(1)
+        left = left.masked_fill(taken, 0)
+    return torch.cat(chosen, 1), torch.cat(masses, 1)
+
+
+def set_beam(pot: Potentials, rules: Rules, width: int) -> tuple[Tensor, Tensor]:
+    """Beam search over sets: hypotheses that have picked the same set are one, and their probabilities add up.
+
+    Returns the likeliest order found of each set (B, K, T) and the log-probability of what was merged (B, K). Where
+    interaction or rules look at the latest pick, hypotheses are one only if that is the same too.
+    """
+    batch, n = pot.unary.shape
+    device = pot.unary.device
+    ordered = rules.ordered or pot.interaction.depends_on == "last"
+    # A set's key is the sum of its members' random codes; so many bits do not collide.
+    codes, latest = torch.randint(2**62, (2, n + 1), generator=torch.Generator().manual_seed(0)).to(device)
+    indices = torch.full((batch, 1, rules.max_len), -1, dtype=torch.long, device=device)
+    marks = torch.zeros(batch, 1, n + 1, dtype=torch.bool, device=device)  # the last column: stopped
+    key = last = indices.new_full((batch, 1), -1)
+    state = pot.interaction.start(1)
+    # Of what was merged, and of the order that stands for it.
+    mass = own = torch.zeros(batch, 1, dtype=accumulator(pot.unary.dtype), device=device)
+    for t in range(rules.max_len):
+        stopped = marks[..., n]
+        if bool((stopped | (mass == -torch.inf)).all()):
+            break
+        history = History(marks[..., :n], last, (indices >= 0).sum(-1))
+        log_probs = step_log_probs(pot, state, history, rules)  # (B, K, N+1)
+        # A stopped hypothesis has one continuation, itself.
+        log_probs = log_probs.masked_fill(stopped.unsqueeze(-1), -torch.inf)
+        log_probs[..., n] = log_probs[..., n].masked_fill(stopped, 0)
+        grown = (mass.unsqueeze(-1) + log_probs).flatten(1)
+        mass, best = grown.topk(min(grown.shape[1], 4 * width), 1)
+        parents, choice = best // (n + 1), best % (n + 1)
+        own = (own.unsqueeze(-1) + log_probs).flatten(1).gather(1, best)
+        key = key.gather(1, parents) + codes[choice].masked_fill(stopped.gather(1, parents), 0)
+        by = key + latest[choice].masked_fill(choice == n, 0) if ordered else key
+        mass, kept = merged(by, mass, own, width)
+        parents, choice, own, key = (part.gather(1, kept) for part in (parents, choice, own, key))
+        pick = choice.masked_fill(choice == n, -1)
+        indices = indices.gather(1, parents.unsqueeze(-1).expand(-1, -1, rules.max_len))
+        indices[..., t] = pick
+        marks = marks.gather(1, parents.unsqueeze(-1).expand(-1, -1, n + 1)).scatter(2, choice.unsqueeze(-1), True)
+        last = last.gather(1, parents)
+        last = last.where(pick < 0, pick)
+        state = pot.interaction.advance(reorder(state, parents), pick)
+    if ordered:  # at max_len, sets may still be there once for each latest pick
+        sets = (marks[..., :n] * codes[:n]).sum(-1)
+        mass, kept = merged(sets, mass, own, width)
+        indices = indices.gather(1, kept.unsqueeze(-1).expand(-1, -1, rules.max_len))
+    return indices, blame_nan(mass, pot)
+
+
+def merged(key: Tensor, score: Tensor, own: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Entries (B, M) of equal ``key`` as one: log Σ exp ``score``, and where the one with the largest ``own`` stands.
+
+    The ``width`` largest of them, largest first.
+    """
+    place = own.argsort(dim=1, descending=True, stable=True)
+    place = place.gather(1, key.gather(1, place).argsort(dim=1, stable=True))  # by key, then by own
+    key, score = key.gather(1, place), score.gather(1, place)
+    fresh = torch.ones_like(key, dtype=torch.bool)
+    fresh[:, 1:] = key[:, 1:] != key[:, :-1]
+    group = fresh.long().cumsum(1) - 1  # (B, M)
+    peak = torch.full_like(score, -torch.inf).scatter_reduce(1, group, score, "amax")
+    safe = peak.clamp(min=torch.finfo(score.dtype).min)
+    total = torch.zeros_like(score).scatter_add(1, group, (score - safe.gather(1, group)).exp())
+    mass = (safe + total.log()).masked_fill(peak == -torch.inf, -torch.inf)
+    first = torch.zeros_like(key).scatter(1, group.masked_fill(~fresh, 0), place.where(fresh, place[:, :1]))
+    mass, order = mass.sort(dim=1, descending=True, stable=True)
+    return mass[:, :width], first.gather(1, order)[:, :width]
