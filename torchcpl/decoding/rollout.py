@@ -72,8 +72,9 @@ def _traced_loop(
     """The loop as one operation of the graph: indices and gains (B, K, T), log-probabilities (B, K)."""
     from torch._higher_order_ops import while_loop
 
-    # A while_loop takes no views of one another, as keys and the stop's key of one head are.
-    pot = pytree.tree_map_only(Tensor, torch.clone, pot)
+    # A while_loop takes no views of one another, as keys and the stop's key of one head are. Contiguous: strides that a
+    # batch of one leaves undecided would be taken for sizes.
+    pot = pytree.tree_map_only(Tensor, lambda t: t.detach().clone(memory_format=torch.contiguous_format), pot)
     limit = torch.full((), rules.max_len, device=indices.device)
 
     def going(t: Tensor, indices: Tensor, gains: Tensor, now: Hypotheses) -> Tensor:
