@@ -53,6 +53,7 @@ def ways(model: Model, folder: Path) -> dict[str, Any]:
     with torch.inference_mode():
         exported = torch.export.export(model, example, dynamic_shapes=shapes).module()
         program = torch.onnx.export(model, example, dynamo=True, dynamic_shapes=shapes, verbose=False)
+    assert program is not None
     path = folder / "model.onnx"
     program.save(path)
     options = onnxruntime.SessionOptions()

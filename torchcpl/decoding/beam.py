@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcpl.checks import check_count, check_generator
 from torchcpl.constraints import Constraint, History, Rules
-from torchcpl.decoding.rollout import looks, samples_first
+from torchcpl.decoding.rollout import looks, refuse_tracing, samples_first
 from torchcpl.functional import blame_nan, step_log_probs
 from torchcpl.interactions.base import accumulator, reorder
 from torchcpl.potentials import Potentials, Selection
@@ -46,6 +46,7 @@ def beam(
     check_count("num_return", num_return, 1)
     if num_return > num_beams:
         raise ValueError(f"num_return: expected at most num_beams = {num_beams}, got {num_return}")
+    refuse_tracing()
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     found = search(pot, rules, num_beams, lambda log_probs, beams: beams.log_prob.unsqueeze(-1) + log_probs)
     return _selection(found, num_return, pot)
@@ -71,6 +72,7 @@ def stochastic_beam(
     Σ weight·f(sequence) an unbiased estimate of E f. Missing sequences, where a row has fewer than S, weigh nothing.
     """
     check_count("num_samples", num_samples, 1)
+    refuse_tracing()
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     check_generator(generator, pot.unary.device)
 

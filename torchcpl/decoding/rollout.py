@@ -108,6 +108,15 @@ def _step(pot: Potentials, rules: Rules, choose: Choose, now: Hypotheses) -> tup
     return now, pick, gain.masked_fill(stopped, 0)
 
 
+def refuse_tracing() -> None:
+    """Raise inside ``torch.jit.trace``, whose graph would hold the picks of its example."""
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        raise ValueError(
+            "decoding: expected an eager call, torch.compile or torch.export, got torch.jit.trace, which "
+            "would record the picks of its example; use torch.export"
+        )
+
+
 def looks(step: int, device: torch.device) -> bool:
     """Whether to see, before this step, if all have stopped."""
     return not capturing() and (device.type == "cpu" or step % SYNC_EVERY == SYNC_EVERY - 1)

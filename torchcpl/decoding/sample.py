@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcpl.checks import check_count, check_generator, check_number
 from torchcpl.constraints import Constraint, Rules
-from torchcpl.decoding.rollout import first_of, rollout, samples_first
+from torchcpl.decoding.rollout import first_of, refuse_tracing, rollout, samples_first
 from torchcpl.kernels import dispatch
 from torchcpl.potentials import Potentials, Selection
 
@@ -35,6 +35,7 @@ def sample(
     likeliest ones that hold at least this probability; the stop counts as a choice like any other. ``log_prob`` stays
     the exact log-probability under the process without these three.
     """
+    refuse_tracing()
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     check_generator(generator, pot.unary.device)
     if num_samples is not None:

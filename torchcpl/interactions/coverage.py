@@ -50,10 +50,14 @@ class Coverage(Additive):
         dtype = accumulator(self.values.dtype)
         flat = picks.flatten(1)  # (B, M)
         chosen = gather_rows(self.cover_values, flat)
-        product, _ = key_logits(self.cover_keys, None, chosen)  # (B, M, N)
-        covered = (product.to(dtype) + self.cover_offset.to(dtype)[:, None, None]).clamp(max=LARGEST).exp()
-        covered = covered.masked_fill((flat < 0).unsqueeze(-1), 0).view(*picks.shape, self.shape[1])
+        covered = self.covered(chosen).masked_fill((flat < 0).unsqueeze(-1), 0).view(*picks.shape, self.shape[1])
         return gather_rows(self.values, picks).to(dtype), covered
+
+    def covered(self, chosen: Tensor) -> Tensor:
+        """(B, M, N) exp c_ji of picks i with the cover values ``chosen`` (B, M, h)."""
+        product, _ = key_logits(self.cover_keys, None, chosen)
+        dtype = accumulator(self.values.dtype)
+        return (product.to(dtype) + self.cover_offset.to(dtype)[:, None, None]).clamp(max=LARGEST).exp()
 
     def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
         context, covered = state

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcpl.checks import check_tensor
+from torchcpl.checks import check_tensor, tracing
 from torchcpl.interactions.base import Additive, State, accumulator, gather_rows, without_autocast
 from torchcpl.potentials import register_pytree
 
@@ -55,7 +55,10 @@ def key_logits(keys: Tensor, stop_key: Tensor | None, context: Tensor) -> tuple[
     # Scaling the context, not the product: h numbers instead of N.
     query = (context / max(keys.shape[-1], 1) ** 0.5).to(keys.dtype)  # (B, K, h)
     with without_autocast(keys):
-        candidates = query @ keys.transpose(1, 2)
+        if tracing() and query.shape[1] == 1:  # ONNX Runtime would lay the keys out anew at every step
+            candidates = (keys @ query.squeeze(1).unsqueeze(-1)).squeeze(-1).unsqueeze(1)
+        else:
+            candidates = query @ keys.transpose(1, 2)
         if stop_key is None:
             return candidates, None
         return candidates, torch.einsum("bkh,bh->bk", query, stop_key.to(query.dtype))
