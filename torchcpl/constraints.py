@@ -337,7 +337,7 @@ class Rules:
 
 def _check_stop_bias(stop_bias: Any, pot: Potentials) -> None:
     """Raise unless it is a number below inf, or a tensor of them, one for all rows or (B,)."""
-    expected = f"a number below inf, or ({pot.unary.shape[0]},)"
+    expected = "a number below inf, or (B,)"
     if not isinstance(stop_bias, Tensor):
         check_number("stop_bias", stop_bias, expected, lambda value: value < math.inf)
     elif tuple(stop_bias.shape) not in ((), (pot.unary.shape[0],)) or not is_real(stop_bias):

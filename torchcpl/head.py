@@ -126,8 +126,8 @@ class CPLHead(nn.Module):
         parts = zip(self.outputs, self.hidden(rows).chunk(len(self.outputs), -1), strict=True)
         found = {name: self.get_submodule(name)(part) for name, part in parts}
         scores = {name: out.view(batch, n + 1, out.shape[-1]) for name, out in found.items()}
-        unary, stop = scores["unary"][:, :n, 0], scores["unary"][:, n, 0]  # (B, N), (B,)
-        stop_key = scores["keys"][:, n] if self.live_stop else None
+        unary, stop = scores["unary"][:, :n, 0], scores["unary"][:, -1, 0]  # (B, N), (B,)
+        stop_key = scores["keys"][:, -1] if self.live_stop else None
         keys, values, *more = (scores[name][:, :n] for name in self.outputs[1:])  # (B, N, h) each
         interaction: Interaction
         if self.kind == "coverage":
@@ -135,7 +135,7 @@ class CPLHead(nn.Module):
                 keys, values, more[0], more[1], self.cover_offset.to(keys.dtype).expand(batch), stop_key
             )
         elif self.kind == "recent":
-            last_stop_key = scores["last_keys"][:, n] if self.live_stop else None
+            last_stop_key = scores["last_keys"][:, -1] if self.live_stop else None
             interaction = Recent(keys, values, more[0], more[1], stop_key, last_stop_key)
         elif self.context is not None:
             interaction = Contextual(keys, values, self.context, stop_key)

@@ -86,7 +86,7 @@ def subset_nll(
         loss = _subset_loss(pot, target, _all_subsets(target), weights)
     else:
         shape = (target.shape[0], subsets, target.shape[1])
-        coin = torch.rand(shape, device=target.device, generator=generator)  # type: ignore[arg-type]
+        coin = uniform(shape, target.device, generator)
         loss = _subset_loss(pot, target, coin < 0.5, weights)
     return blame_nan(reduced(loss, reduction), pot)
 
@@ -118,10 +118,16 @@ def _all_subsets(target: Tensor) -> Tensor:
     return picked.expand(target.shape[0], -1, -1)
 
 
+def uniform(shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """Random numbers in [0, 1). In a graph of symbolic sizes torch.rand takes no generator, not even None."""
+    options = {} if generator is None else {"generator": generator}
+    return torch.rand(shape, device=device, **options)
+
+
 def shuffled(target: Tensor, permutations: int, generator: torch.Generator | None = None) -> Tensor:
     """(B, P, T) random orders of ``target`` (B, T), its padding kept at the end."""
     shape = (target.shape[0], permutations, target.shape[1])
-    keys = torch.rand(shape, device=target.device, generator=generator)
+    keys = uniform(shape, target.device, generator)
     keys = keys + (target < 0).unsqueeze(1)  # padding sorts last
     return target.unsqueeze(1).expand(shape).gather(2, keys.argsort(-1))
 

@@ -104,7 +104,7 @@ def _advance(interaction: Interaction) -> Callable[[State, Tensor], State]:
         for table in added
         if table is not None
     ]
-    offset = (torch.arange(batch, device=interaction._device) * (n + 1)).unsqueeze(-1)
+    offset = (torch.arange(batch, device=interaction.values.device) * (n + 1)).unsqueeze(-1)
 
     def advance(state: State, choice: Tensor) -> State:
         index = choice + offset
