@@ -160,3 +160,10 @@ def test_functions_stay_readable(path: Path) -> None:
         arguments = function.args
         count = len([*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs])
         assert count <= 10 or public, f"{name} has {count} parameters"
+
+
+def test_the_page_names_every_room() -> None:
+    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    folders = [path.parent.name for path in (ROOT / "tasks").glob("*/task.py")]
+    for name in [*ROOMS[:-1], *folders]:
+        assert f"`{name}`" in page or f"`{name}/`" in page, f"docs/architecture.md does not say what {name} is for"
