@@ -6,11 +6,14 @@ python -m bench.readme
 from __future__ import annotations
 
 import re
+import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torchcpl.files import read_json
-from torchcpl.tables import Table
+from torchcpl.tables import Column, Table
+from torchcpl.tasks.baskets.benchmark import PUBLISHED, QUOTED, RUN_AGAIN
 from torchcpl.tasks.registry import TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,6 +53,51 @@ def short(task: str) -> str:
     return replace(table, published=(), notes=()).markdown().rstrip()
 
 
+def baskets() -> dict[str, list[dict[str, Any]]]:
+    """The rows of every shop, and beside them SimplePGC as published and run again."""
+    shops: dict[str, list[dict[str, Any]]] = {}
+    for row in read_json(ROOT / "results" / "baskets.json")["rows"]:
+        if row["dataset"] in PUBLISHED:
+            shops.setdefault(row["dataset"], []).append(row)
+    for name, rows in shops.items():
+        theirs = PUBLISHED[name][QUOTED.index(RUN_AGAIN)]
+        rows.append({"method": RUN_AGAIN, "log_likelihood": theirs, "reference": True})
+    return shops
+
+
+def baskets_short() -> str:
+    """A method a row: the mean over the shops that it was run on, all of them or it is left out."""
+    shops = baskets()
+    columns = tuple(c for c in TASKS["baskets"].columns if c.name in ("method", "log_likelihood", "mpr", "auc"))
+    methods = dict.fromkeys(row["method"] for rows in shops.values() for row in rows)
+    means = []
+    for method in methods:
+        found = [row for rows in shops.values() for row in rows if row["method"] == method]
+        if len(found) == len(shops):
+            values = {c.name: [row.get(c.name) for row in found] for c in columns[1:]}
+            mean = {name: None if None in parts else statistics.fmean(parts) for name, parts in values.items()}
+            means.append({"method": method, **mean})
+    return Table("", columns, means).markdown().rstrip()
+
+
+def baskets_full() -> str:
+    """A shop a row, a method a column: log-likelihoods."""
+    shops = baskets()
+    methods = list(dict.fromkeys(row["method"] for rows in shops.values() for row in rows))
+    methods = [
+        m for m in methods if any(r["method"] == m and r["log_likelihood"] for rows in shops.values() for r in rows)
+    ]
+    columns = (Column("shop", "Shop"), *(Column(method, method, 3) for method in methods))
+    lines = []
+    for name, rows in shops.items():
+        line: dict[str, Any] = {"shop": name}
+        for row in rows:
+            line[row["method"]] = row["log_likelihood"]
+            line[row["method"] + "_std"] = row.get("log_likelihood_std")
+        lines.append(line)
+    return Table("", columns, lines).markdown().rstrip()
+
+
 def core() -> str:
     """How much faster than a plain loop the losses and decoders are, in a sentence."""
     info = read_json(ROOT / "results" / "core-cpu.json")
@@ -76,7 +124,8 @@ def fill(path: Path, contents: dict[str, str]) -> None:
 
 
 def main() -> None:
-    fill(ROOT / "README.md", {task: short(task) for task in TABLES} | {"core": core()})
+    fill(ROOT / "README.md", {task: short(task) for task in TABLES} | {"baskets": baskets_short(), "core": core()})
+    fill(ROOT / "docs" / "benchmarks" / "baskets.md", {"baskets": baskets_full()})
     for task in TABLES:
         fill(ROOT / "docs" / "benchmarks" / f"{task}.md", {task: full(task)})
 

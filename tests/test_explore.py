@@ -18,6 +18,8 @@ import torch
 from torch import nn
 
 import torchcpl as cpl
+from torchcpl.tasks.baskets.methods import CPLSets
+from torchcpl.tasks.baskets.task import BasketsConfig
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # fmt: off
@@ -189,6 +191,23 @@ def test_picks_agree_with_greedy(opened: Any) -> None:
     assert wrong == []
     assert [log_prob for _, log_prob, _ in found] == pytest.approx([e[1] for e in expected], abs=2e-4)
     assert sum(len(picks) > 1 for picks, _ in expected) > 300  # the interaction had a say
+
+
+def test_baskets_agree_with_greedy(opened: Any) -> None:
+    """Their context has a bias of the stop for every number of picks."""
+    cases, expected = [], []
+    for seed in range(20):
+        torch.manual_seed(seed)
+        model = CPLSets(BasketsConfig(rank=4, width=8, max_items=3), torch.rand(12)).eval().requires_grad_(False)
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape))
+        force = torch.rand(12) < 0.2
+        wishes = {"constraints": [cpl.Require(force)], "max_len": 8}
+        cases.append(data_of(cpl.explore(model.potentials(), **wishes)))
+        expected.append(cpl.greedy(model.potentials(), **wishes).tolist()[0])
+    found = opened(cpl.explore(trees())).page.evaluate(RUN, cases)
+    assert [picks for picks, _, _ in found] == expected
+    assert len(set(map(len, expected))) > 3
 
 
 def test_rounded_potentials_are_decoded_as_stored(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:

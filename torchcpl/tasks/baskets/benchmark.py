@@ -7,6 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from torchcpl.explore import Explorer, explore
 from torchcpl.report import Panel
 from torchcpl.tables import Column, Table
 from torchcpl.tasks import timing
@@ -127,6 +128,11 @@ class BasketsBenchmark(Benchmark[BasketsConfig]):
         if "cpl" in restored:
             found = [*figures.item_panels(restored["cpl"].model, restored["cpl"].task), *found]
         return found
+
+    def explorer(self, run: Run[BasketsConfig]) -> Explorer:
+        task, model, _ = self.restore(run)
+        title = f"A basket of {task.baskets.name}, {task.baskets.num_items} items"
+        return explore(model.potentials(), items=task.baskets.names, title=title, max_len=run.config.max_items)
 
     def findings(self, table: Table) -> list[str]:
         rows = [row for row in table.rows if row.get("log_likelihood") is not None]
