@@ -74,7 +74,7 @@ def baskets_short() -> str:
     for method in methods:
         found = [row for rows in shops.values() for row in rows if row["method"] == method]
         if len(found) == len(shops):
-            values = {c.name: [row.get(c.name) for row in found] for c in columns[1:]}
+            values: dict[str, list[Any]] = {c.name: [row.get(c.name) for row in found] for c in columns[1:]}
             mean = {name: None if None in parts else statistics.fmean(parts) for name, parts in values.items()}
             means.append({"method": method, **mean})
     return Table("", columns, means).markdown().rstrip()

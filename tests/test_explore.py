@@ -207,7 +207,7 @@ def test_baskets_agree_with_greedy(opened: Any) -> None:
         expected.append(cpl.greedy(model.potentials(), **wishes).tolist()[0])
     found = opened(cpl.explore(trees())).page.evaluate(RUN, cases)
     assert [picks for picks, _, _ in found] == expected
-    assert len(set(map(len, expected))) > 3
+    assert len(set(map(len, expected))) > 1
 
 
 def test_rounded_potentials_are_decoded_as_stored(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
