@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import torchcpl
 from torchcpl.cli import _parser
 
 ROOT = Path(__file__).parents[1]
@@ -58,3 +59,8 @@ def test_commands_are_understood(path: Path, capsys: pytest.CaptureFixture[str])
 def test_nothing_is_said_to_be_where_it_is_not() -> None:
     for path in DOCUMENTS:
         assert "pip install torchcpl" not in path.read_text(encoding="utf-8"), path
+
+
+def test_the_reference_has_every_public_name() -> None:
+    listed = re.findall(r"^::: torchcpl\.(\w+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(torchcpl.__all__) <= set(listed)
