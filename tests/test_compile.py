@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from strategies import fixed_case
+from torch._dynamo.testing import CompileCounter
 from torch.utils import _pytree as pytree
 
 import torchcpl as cpl
@@ -59,3 +60,37 @@ def test_every_kind_in_turn_and_after_the_compiler_has_given_up(name: str) -> No
         for kind in ("contextual", "recent+stop", "dense+stop", "coverage", "lowrank"):
             pot = potentials(kind)
             same(compiled(pot), call(pot))
+
+
+class Whole(torch.nn.Module):
+    """Features to a loss, or to a selection."""
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__()
+        self.head, self.what = cpl.CPLHead(6, 8, kind=kind, live_stop=True), what
+
+    def forward(self, features: torch.Tensor, mask: torch.Tensor, target: torch.Tensor) -> Any:
+        pot = self.head(features, mask)
+        if self.what == "greedy":
+            return cpl.greedy(pot)
+        return cpl.ordered_nll(pot, target) if self.what == "ordered_nll" else cpl.subset_nll(pot, target, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [("lowrank", "greedy"), ("recent", "greedy"), ("lowrank", "subset_nll"), ("contextual", "ordered_nll")],
+)
+def test_few_graphs_for_many_sizes(kind: str, what: str) -> None:
+    counter = CompileCounter()
+    torch.manual_seed(0)
+    model = Whole(kind, what).eval()
+    compiled = torch.compile(model, dynamic=True, fullgraph=True, backend=counter)
+    for batch, n, steps in ((3, 7, 4), (4, 9, 2), (2, 12, 5), (5, 6, 6), (7, 30, 3), (4, 4, 4), (6, 11, 8)):
+        target = torch.stack([torch.randperm(n)[:steps] for _ in range(batch)])
+        given = (torch.randn(batch, n, 6), torch.ones(batch, n, dtype=torch.bool), target)
+        torch.manual_seed(1)  # the orders of subset_nll
+        have = compiled(*given)
+        torch.manual_seed(1)
+        for a, b in zip(pytree.tree_leaves(have), pytree.tree_leaves(model(*given)), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert counter.frame_count <= 2

@@ -86,7 +86,7 @@ def subset_nll(
         loss = _subset_loss(pot, target, _all_subsets(target), weights)
     else:
         shape = (target.shape[0], subsets, target.shape[1])
-        coin = uniform(shape, target.device, generator)
+        coin = uniform(shape, target.device, generator)  # type: ignore[arg-type]
         loss = _subset_loss(pot, target, coin < 0.5, weights)
     return blame_nan(reduced(loss, reduction), pot)
 
@@ -120,8 +120,9 @@ def _all_subsets(target: Tensor) -> Tensor:
 
 def uniform(shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
     """Random numbers in [0, 1). In a graph of symbolic sizes torch.rand takes no generator, not even None."""
-    options = {} if generator is None else {"generator": generator}
-    return torch.rand(shape, device=device, **options)
+    if generator is None:
+        return torch.rand(shape, device=device)
+    return torch.rand(shape, device=device, generator=generator)
 
 
 def shuffled(target: Tensor, permutations: int, generator: torch.Generator | None = None) -> Tensor:

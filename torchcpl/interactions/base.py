@@ -92,7 +92,8 @@ class Interaction(ABC):
 
     @property
     def _tensors(self) -> dict[str, Tensor]:
-        return {f.name: part for f in fields(self) if isinstance(part := getattr(self, f.name), Tensor)}  # type: ignore[arg-type]
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {name: part for name, part in parts.items() if isinstance(part, Tensor)}  # no :=, which dynamo refuses
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name} {tuple(part.shape)}" for name, part in self._tensors.items())

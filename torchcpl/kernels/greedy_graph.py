@@ -30,6 +30,7 @@ def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -
     """The twin of ``rollout`` with argmax or, given a threshold, with the stop judged by its own probability."""
     from torch._higher_order_ops import while_loop
 
+    begun = tuple(part.clone() for part in pot.interaction.start(1))
     # A while_loop takes no views of one another, as keys and the stop's key of one head are. Contiguous: strides that a
     # batch of one leaves undecided would be taken for sizes.
     pot = pytree.tree_map_only(Tensor, lambda t: t.detach().clone(memory_format=torch.contiguous_format), pot)
@@ -72,18 +73,13 @@ def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -
     start = torch.zeros((), dtype=torch.long, device=theta.device)
     none = torch.full_like(theta[:, :1], 0, dtype=torch.long)  # (B, 1)
     picks = none.expand(-1, rules.max_len) + n  # (B, T)
-    begun = (start, none, picks, torch.zeros_like(picks, dtype=dtype), theta, _begun(interaction))
-    _, _, picks, gains, _, _ = while_loop(going, step, begun)
+    gains = torch.zeros_like(picks, dtype=dtype)
+    _, _, picks, gains, _, _ = while_loop(going, step, (start, none, picks, gains, theta, begun))
     picked = picks < n
     lengths = picked.sum(-1)
     log_prob = gains.masked_fill(steps > lengths.unsqueeze(-1), 0).sum(-1)  # that of the stop counts once
     gains = gains.masked_fill(~picked, 0)
     return Selection(picks.masked_fill(~picked, -1), lengths, log_prob, n, step_log_prob=gains)
-
-
-def _begun(interaction: Interaction) -> State:
-    """The state before the first pick, each part a tensor of its own."""
-    return tuple(part.clone() for part in interaction.start(1))
 
 
 def _advance(interaction: Interaction) -> Callable[[State, Tensor], State]:
