@@ -163,9 +163,21 @@ def test_from_files_to_a_table(
     assert rows["Item to item"]["log_likelihood"] is None
     assert rows["Item to item"]["mpr"] > 50
     assert rows["SimplePGC, run again"]["log_likelihood"] == PUBLISHED["gifts"][-1]
+    capsys.readouterr()
     assert cli.main(["evaluate", "runs/cpl-s0"]) == 0
+    assert "chosen on validation baskets; 80 test baskets" in capsys.readouterr().out
     assert cli.main(["report", "baskets", "runs/cpl-s0", "runs/dpp-s0", "--out", "page"]) == 0
     assert {p.stem for p in Path("page/figures").glob("*.png")} == {"pairs", "growing", "sizes", "convergence"}
+    Path("gifts.parts.txt").write_text("item 0, item 2\nitem 4\n")
+    assert cli.main(["predict", "runs/cpl-s0", "gifts.parts.txt", "--out", "picks.json"]) == 0
+    picks = json.loads(Path("picks.json").read_text())["picks"]
+    assert [set(row["picks"]) & given for row, given in zip(picks, ({0, 2}, {4}), strict=True)] == [set(), set()]
+    assert len(picks[1]["picks"]) == 5
+    assert cpl.load("runs/dpp-s0").select([[0, 2], [4]]).indices.shape == (2, 6)
+    with pytest.raises(ValueError, match="basket 0: expected numbers below 6, got"):
+        cpl.load("runs/cpl-s0").select([[7]])
+    assert cli.main(["report", "baskets", "runs/cpl-s0", "--out", "page", "--explore", "page/basket.html"]) == 0
+    assert "item 3" in Path("page/basket.html").read_text()
     Path("gifts.test.txt").write_text("0\n1 1\n")
     BasketsBenchmark().make_task.__globals__["_baskets"].cache_clear()
     assert cli.main(["train", "baskets", *small, "--run", "runs/bad"]) == 2

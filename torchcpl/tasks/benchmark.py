@@ -254,11 +254,16 @@ class Benchmark(ABC, Generic[C]):
         alone = len(kinds) == 2 and "lowrank" in kinds
         return {name if alone and kind != "lowrank" else f"{name} ({kind})": (kind,) for kind in kinds}
 
+    def chosen_on(self, run: Run[C]) -> str:
+        """What the best checkpoint of a run was chosen on, in words."""
+        held_out = f"reported_{run.state['metric']}" in run.state["best"]["metrics"]
+        return self.held_out if held_out else self.reported
+
     def evaluate(self, path: str | Path, source: str | None = None) -> Table:
         """One run at its best checkpoint, with the knob chosen for it; ``source`` names other data to report on."""
         run = self.read(path)
         best = run.state["best"]
-        rule = self.held_out if f"reported_{run.state['metric']}" in best["metrics"] else self.reported
+        rule = self.chosen_on(run)
         if source is not None:
             run = replace(run, config=self.elsewhere(run.config, source))
         try:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from torchcpl.checks import describe
+from torchcpl.config import override
 from torchcpl.explore import Explorer, explore
 from torchcpl.report import Panel
 from torchcpl.tables import Column, Table
 from torchcpl.tasks import timing
 from torchcpl.tasks.baskets import figures
-from torchcpl.tasks.baskets.data import Baskets, load_baskets
-from torchcpl.tasks.baskets.task import COLUMNS, METHODS, BasketsConfig, BasketsTask
+from torchcpl.tasks.baskets.data import Baskets, load_baskets, padded, read_parts
+from torchcpl.tasks.baskets.methods import CPLSets, SetModel
+from torchcpl.tasks.baskets.task import COLUMNS, METHODS, BasketsConfig, BasketsTask, build_model
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.runs import Run, here, read_run
 
@@ -66,17 +72,41 @@ class BasketsBenchmark(Benchmark[BasketsConfig]):
         "part of one it says what is likely to be chosen next."
     )
     demo_data = "baskets"
+    column = "basket"
+    rank = 1
 
     def make_task(self, config: BasketsConfig) -> BasketsTask:
         held_out = (config.valid_baskets, config.test_baskets)
         path = (config.source, config.features, config.max_items, config.split, config.split_seed, held_out)
         return BasketsTask(config, _baskets(*path))
 
+    def build(self, config: BasketsConfig, weights: Mapping[str, Tensor]) -> SetModel:
+        count = next(len(weights[name]) for name in ("items", "base", "V") if name in weights)
+        return build_model(config, torch.full((count,), 0.5), weights.get("features"))
+
+    def read_examples(self, path: Path, column: str, limit: int | None) -> list[Tensor]:
+        return read_parts(path)[:limit]
+
+    def collate(self, model: SetModel, examples: Sequence[Tensor]) -> Tensor:
+        for row, part in enumerate(examples):
+            numbers = part.tolist()
+            if part.dim() != 1 or part.is_floating_point() or len(set(numbers)) < len(numbers):
+                raise ValueError(f"basket {row}: expected different numbers of items, got {describe(part)}")
+            if not all(0 <= number < model.num_items for number in numbers):
+                raise ValueError(f"basket {row}: expected numbers below {model.num_items}, got {numbers}")
+        return padded([part.tolist() for part in examples])
+
+    def elsewhere(self, config: BasketsConfig, source: str) -> BasketsConfig:
+        return override(config, source=source)
+
     def source(self, config: BasketsConfig) -> str:
         return Path(config.source).name + (f", random split {config.split_seed}" if config.split == "random" else "")
 
     def read(self, path: str | Path) -> Run[BasketsConfig]:
         return read_run(self.config, path, ["log_likelihood"])
+
+    def chosen_on(self, run: Run[BasketsConfig]) -> str:
+        return self.held_out
 
     def by_rule(self, run: Run[BasketsConfig]) -> dict[str, dict[str, Any]]:
         """The metrics at the checkpoint that is best on the validation baskets; too many to compute at every epoch."""

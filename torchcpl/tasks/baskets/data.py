@@ -150,6 +150,13 @@ def _tell_unseen(parts: dict[str, list[list[int]]], names: list[str], files: dic
                     return
 
 
+def read_parts(path: Path) -> list[Tensor]:
+    """The parts of baskets in a file, each (m,): by number, or by the names in NAME.items.txt beside NAME.….txt."""
+    lines = read_lines(path)
+    names = _read_names(path.with_name(path.name.split(".")[0] + ".items.txt"))
+    return [torch.tensor(row) for row in read_sets(lines, names or vocabulary(lines), len(names or lines), path)]
+
+
 def _read_names(path: Path) -> list[str] | None:
     if not path.is_file():
         return None

@@ -56,10 +56,10 @@ class SetModel(SelectionModel):
         return self.scores(inputs).unsqueeze(-1)
 
     def decode(self, features: Tensor, inputs: Tensor, knob: float | None = None) -> Selection:
-        """The ten items that go best with each part, best first."""
+        """The ten items that go best with each part, best first; ``log_prob`` is of the part and the first of them."""
         best = features.squeeze(-1).topk(min(SHOWN, self.num_items), -1)
         indices = best.indices.masked_fill(best.values == -torch.inf, -1)
-        return Selection(indices, (indices >= 0).sum(-1), best.values.logsumexp(-1), self.num_items)
+        return Selection(indices, (indices >= 0).sum(-1), best.values[:, 0], self.num_items)
 
 
 class StepwiseSets(SetModel):

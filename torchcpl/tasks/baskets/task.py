@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchcpl.config import TrainConfig, option
 from torchcpl.potentials import picked_mask
-from torchcpl.tasks.baskets.data import Baskets, load_baskets
+from torchcpl.tasks.baskets.data import Baskets
 from torchcpl.tasks.baskets.methods import DPP, Bernoullis, CPLSets, ItemToItem, PointerSets, SetModel
 from torchcpl.train import device_of
 
@@ -61,6 +61,17 @@ class BasketsConfig(TrainConfig):
     device: str = option("cpu", "where to train", choices=("auto", "cpu", "cuda"))
 
 
+def build_model(config: BasketsConfig, frequency: Tensor, features: Tensor | None = None) -> SetModel:
+    """The untrained model of a method, for items of these frequencies (N,)."""
+    if config.method == "cpl":
+        return CPLSets(config, frequency, features)
+    if config.method == "pointer":
+        return PointerSets(config, frequency)
+    if config.method == "mixture":
+        return Bernoullis(config, frequency)
+    return DPP(config, frequency, symmetric=config.method == "dpp")
+
+
 class BasketsTask:
     """What the training loop needs, and the metrics."""
 
@@ -82,14 +93,7 @@ class BasketsTask:
         return -(-len(self.train) // self.config.batch_size)
 
     def build(self, pretrained: bool = True) -> SetModel:
-        config, frequency = self.config, self.frequency.cpu()
-        if config.method == "cpl":
-            return CPLSets(config, frequency, self.baskets.features)
-        if config.method == "pointer":
-            return PointerSets(config, frequency)
-        if config.method == "mixture":
-            return Bernoullis(config, frequency)
-        return DPP(config, frequency, symmetric=config.method == "dpp")
+        return build_model(self.config, self.frequency.cpu(), self.baskets.features)
 
     def untrained(self) -> dict[str, SetModel]:
         """What needs no training."""
@@ -202,15 +206,3 @@ def _roc(positive: Tensor, negative: Tensor) -> float:
     ranked = negative.sort().values
     below = torch.searchsorted(ranked, positive) + torch.searchsorted(ranked, positive, right=True)
     return float(below.double().mean()) / (2 * len(negative))
-
-
-def load(config: BasketsConfig) -> Baskets:
-    """The baskets that a configuration names."""
-    return load_baskets(
-        config.source,
-        features=config.features,
-        most=config.max_items,
-        split=config.split,
-        split_seed=config.split_seed,
-        held_out=(config.valid_baskets, config.test_baskets),
-    )
