@@ -18,7 +18,7 @@ from torchcpl.tables import Column, Table
 from torchcpl.tasks import timing
 from torchcpl.tasks.baskets import figures
 from torchcpl.tasks.baskets.data import Baskets, load_baskets, padded, read_parts
-from torchcpl.tasks.baskets.methods import CPLSets, SetModel
+from torchcpl.tasks.baskets.methods import SetModel
 from torchcpl.tasks.baskets.task import COLUMNS, METHODS, BasketsConfig, BasketsTask, build_model
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.runs import Run, here, read_run
