@@ -204,3 +204,20 @@ def test_predict_writes_a_page_to_explore(subsets: Path, paths: Path, scenes: Pa
         assert f"<title>{says}</title>" in page.read_text(encoding="utf-8")
         picks = json.loads((tmp_path / "p.json").read_text())["picks"]
         assert picks
+
+
+WRONG = [None, True, 3, 1.5, "x", b"x", {}, object(), [], (), [None], ["a"], [[1, 2], [3]], np.zeros(3), np.array("x"),
+         np.zeros((2, 5)), np.zeros((1, 2, 64), complex), np.array([None, 1]), torch.zeros(2, 64, dtype=torch.bool),
+         torch.full((2, 64), torch.nan), np.zeros((0, 5, 64)), [np.zeros((2, 64)), np.zeros((2, 63))]]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=[str(i) for i in range(len(WRONG))])
+def test_wrong_arguments_are_refused_by_name(subsets: Path, wrong: object) -> None:
+    for name, call in (
+        ("x|example|bag", lambda: cpl.load(subsets).select(wrong)),
+        ("run|no such|is no run", lambda: cpl.load(wrong)),  # type: ignore[arg-type]
+        ("device", lambda: cpl.Predictor(subsets, device=wrong)),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ValueError, match=name) as error:
+            call()
+        assert "\n" not in str(error.value)

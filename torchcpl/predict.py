@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcpl.checkpoints import load_checkpoint, load_weights
-from torchcpl.checks import check_count, describe
+from torchcpl.checks import check_choice, check_count, describe
 from torchcpl.config import TrainConfig, from_toml, override
 from torchcpl.files import extra, track, write_atomic, write_json
 from torchcpl.provenance import run_info
@@ -54,6 +54,12 @@ class Predictor:
     """
 
     def __init__(self, run: str | Path, *, column: str = "", group: str = "", device: str = "auto") -> None:
+        for name, value in (("column", column), ("group", group)):
+            if not isinstance(value, str):
+                raise ValueError(f"{name}: expected a name, got {describe(value)}")
+        if not isinstance(run, str | Path):
+            raise ValueError(f"run: expected the folder of a run, got {describe(run)}")
+        check_choice("device", device, ("auto", "cpu", "cuda"))
         self.run, self.column, self.group, self.device = str(run), column, group, device
 
     def __getstate__(self) -> dict[str, str]:
@@ -120,6 +126,8 @@ def examples_of(x: Any, rank: int) -> list[Tensor]:
         if x.ndim not in (rank, rank + 1):
             raise ValueError(f"x: expected {rank} dimensions, or {rank + 1} for a batch, got shape {tuple(x.shape)}")
         x = [x] if x.ndim == rank else x
+    if not isinstance(x, Tensor | np.ndarray | list | tuple):
+        raise ValueError(f"x: expected an array, a tensor or a sequence of them, got {describe(x)}")
     found = [_tensor(example, row) for row, example in enumerate(x)]
     if not found:
         raise ValueError("x: expected at least one example, got none")
@@ -131,7 +139,7 @@ def _tensor(example: Any, row: int) -> Tensor:
     if not isinstance(example, Tensor):
         try:
             array = np.asarray(example)
-            array = np.stack(list(array)) if array.dtype == object else array
+            array = np.stack(list(array)) if array.dtype == object and array.ndim else array
             example = torch.from_numpy(array.copy())  # Arrow's memory is not to be written to
         except (TypeError, ValueError):
             raise ValueError(f"example {row}: expected numbers, in rows of one length") from None

@@ -352,6 +352,28 @@ def test_a_damaged_run_is_resumed_or_refused_in_one_line(
         said_in_one_line(["train", "subsets", "--run", str(copied), "--resume", *TINY], capsys, (name, number))
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", [".npy", ".npz", ".parquet"])
+def test_damaged_examples_are_predicted_or_refused_in_one_line(
+    form: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out, x = tmp_path / f"new{form}", tmp_path / "picks.json", np.random.default_rng(0).random((3, 5, 64))
+    if form == ".parquet":
+        arrow = pytest.importorskip("pyarrow")
+        table = arrow.table({"id": [0, 1, 2], "features": x.tolist()})
+        pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    elif form == ".npz":
+        write_npz(path, features=x, mask=np.ones((3, 5), bool), scale=np.ones(64))
+    else:
+        np.save(path, x)
+    data, rng = path.read_bytes(), random.Random(form)
+    for number, spoilt in enumerate(mutations(data, parsed_of(path), rng, RUNS)):
+        path.write_bytes(spoilt)
+        out.unlink(missing_ok=True)
+        err = said_in_one_line(["predict", str(run), str(path), "--out", str(out)], capsys, (form, number))
+        assert out.exists() == (not err)
+
+
 # ------------------------------------------------------------------------------------------- what must not be let in
 
 

@@ -115,11 +115,11 @@ class Benchmark(ABC, Generic[C]):
 
     def read_examples(self, path: Path, column: str, limit: int | None) -> list[Tensor]:
         """The examples in a file, without labels; ``column`` names the array, ``limit`` bounds their number."""
-        raise ValueError(f"{path}: there is no way yet to predict from a file for {self.subject.lower()}")
+        raise ValueError(f"{path}: expected a run whose task reads new examples, got one of {self.subject.lower()}")
 
     def collate(self, model: Any, examples: Sequence[Tensor]) -> Any:
         """Examples as the inputs of ``model.select``, on its device; ValueError names one that does not fit."""
-        raise ValueError(f"there is no way yet to predict from arrays for {self.subject.lower()}")
+        raise ValueError(f"x: expected a run whose task takes new examples, got one of {self.subject.lower()}")
 
     def page(self, model: Any, inputs: Any, knob: float | None) -> Explorer | None:
         """One example, collated, as a page to explore, where the task has such a page."""

@@ -215,8 +215,10 @@ def read_bags(path: Path, column: str) -> list[Tensor]:
         raise ValueError(f"{path}: expected (N, d) or (B, N, d) numbers, got {array.shape} {array.dtype}")
     bags = array if array.ndim == 3 else array[None]
     mask = np.ones(bags.shape[:2], bool) if mask is None else mask
-    if mask.shape != bags.shape[:2] or mask.dtype != bool or scale.shape not in ((), bags.shape[2:]):
-        raise ValueError(f"{path}: expected a mask {bags.shape[:2]} of bool and a scale () or {bags.shape[2:]}")
+    if mask.shape != bags.shape[:2] or mask.dtype != bool:
+        raise ValueError(f"{path}: mask: expected {bags.shape[:2]} of bool, got {mask.shape} {mask.dtype}")
+    if scale.shape not in ((), bags.shape[2:]) or scale.dtype.kind not in "iuf":
+        raise ValueError(f"{path}: scale: expected () or {bags.shape[2:]} numbers, got {scale.shape} {scale.dtype}")
     with np.errstate(over="ignore", invalid="ignore"):  # infinities are refused later, and said to be so
         return [torch.from_numpy((bag[real] * scale).astype(np.float32)) for bag, real in zip(bags, mask, strict=True)]
 
