@@ -91,6 +91,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     ),
     "Selection.to": (method(lambda: cpl.greedy(potentials(), 2), "to"), lambda: {"device": "cpu"}),
     "Dense": (cpl.Dense, lambda: {"W": tensor(B, N, N), "stop_row": tensor(B, N)}),
+    "DenseCoverage": (cpl.DenseCoverage, lambda: {"cover": tensor(B, N, N), "stop_row": tensor(B, N)}),
     "LowRank": (cpl.LowRank, lambda: factors() | {"stop_key": tensor(B, H)}),
     "Contextual": (cpl.Contextual, lambda: factors() | {"network": lambda s, count: s, "stop_key": tensor(B, H)}),
     "Coverage": (
@@ -240,9 +241,25 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "explore(images)": (cpl.explore, lambda: {"pot": potentials(), "items": [np.zeros((3, 2, 3))] * N}),
     "set_kernels": (cpl.set_kernels, lambda: {"mode": "auto"}),
     "set_validation": (cpl.set_validation, lambda: {"on": None}),
+    "select": (
+        cpl.select,
+        lambda: {
+            "x": torch.arange(18.0).view(6, 3) % 7,
+            "size": 2,
+            "metric": "euclidean",
+            "min_size": 1,
+            "max_size": 3,
+            "require": [0],
+            "forbid": [1],
+            "weights": [0.5] * 6,
+            "num_hypotheses": 1,
+            "seed": 0,
+            "device": "cpu",
+        },
+    ),
 }
 # Records without checks of their own, and what has tests of wrong arguments elsewhere.
-ELSEWHERE = {"History", "Interaction", "Selection", "compile_for_inference", "load", "Predictor"}
+ELSEWHERE = {"History", "Interaction", "Selection", "Selector", "compile_for_inference", "load", "Predictor"}
 
 WRONG: list[Callable[[], Any]] = [
     *(lambda value=value: value for value in (None, True, False, -1, 0, 1, 5, 10**30, 1.5, -0.5, math.nan, math.inf)),

@@ -19,16 +19,19 @@ from torchcpl.functional import log_prob
 from torchcpl.head import CPLHead
 from torchcpl.hypotheses import hypotheses
 from torchcpl.inference import compile_for_inference
-from torchcpl.interactions import Contextual, Coverage, Dense, Interaction, LowRank, Recent
+from torchcpl.interactions import Contextual, Coverage, Dense, DenseCoverage, Interaction, LowRank, Recent
 from torchcpl.kernels import set_kernels
 from torchcpl.losses import ordered_nll, subset_nll
 from torchcpl.potentials import Potentials, Selection
+from torchcpl.select import select
 from torchcpl.sets import complete, inclusion_probs, next_probs, set_log_prob, set_nll
 
 if TYPE_CHECKING:
+    from torchcpl.estimator import Selector
     from torchcpl.predict import Predictor, load
 
 __version__ = "0.1.0"
+
 
 __all__ = [
     "Adjacent",
@@ -38,6 +41,7 @@ __all__ = [
     "ContextualPlackettLuce",
     "Coverage",
     "Dense",
+    "DenseCoverage",
     "Forbid",
     "History",
     "Interaction",
@@ -47,6 +51,7 @@ __all__ = [
     "Recent",
     "Require",
     "Selection",
+    "Selector",
     "beam",
     "compile_for_inference",
     "complete",
@@ -59,6 +64,7 @@ __all__ = [
     "next_probs",
     "ordered_nll",
     "sample",
+    "select",
     "set_kernels",
     "set_log_prob",
     "set_nll",
@@ -66,7 +72,11 @@ __all__ = [
     "stochastic_beam",
     "subset_nll",
 ]
-_LATER = {"Predictor": "torchcpl.predict", "load": "torchcpl.predict"}  # with what they import, when first used
+_LATER = {  # with what they import, when first used
+    "Predictor": "torchcpl.predict",
+    "Selector": "torchcpl.estimator",
+    "load": "torchcpl.predict",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,12 +9,14 @@ from torchcpl.checkpoints import read_state
 from torchcpl.tasks.baskets.benchmark import BasketsBenchmark
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.paths.benchmark import PathsBenchmark
+from torchcpl.tasks.piles.benchmark import PilesBenchmark
 from torchcpl.tasks.subsets.benchmark import SubsetsBenchmark
 
 TASKS: dict[str, Benchmark[Any]] = {
     "subsets": SubsetsBenchmark(),
     "paths": PathsBenchmark(),
     "baskets": BasketsBenchmark(),
+    "piles": PilesBenchmark(),
 }
 
 

@@ -1,0 +1,219 @@
+"""What people use now to take representatives out of a pile of vectors, beside `torchcpl.select`.
+
+    pip install apricot-select pyversity kmedoids    # the peers; none of them is needed by torchcpl
+    python -m bench.peers --data FOLDER              # results/select-peers.json
+
+FOLDER holds labelled vectors, ``NAME.npz`` with ``train``, ``train_labels``, ``test`` and ``test_labels``. Three parts:
+``bags`` of three to ten classes of each set, CluF1; ``whole``, a test set as one pile; ``scale``, time and memory.
+Every method is a function of the rows (N, D) and of the number of picks, which those that choose it themselves ignore.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from torchcpl.files import read_json, write_json
+from torchcpl.metrics import cluster_scores
+from torchcpl.provenance import run_info
+from torchcpl.select import select
+from torchcpl.tasks.piles.data import digits, fixed_vectors, load_sets
+
+Array = NDArray[Any]
+Method = Callable[[Array, int], Array]
+SEED = 0
+
+
+def unit(x: Array) -> Array:
+    """Rows of length one, after which Euclidean distance orders as cosine does."""
+    rows: Array = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    return rows
+
+
+def nearest_members(x: Array, labels: Array) -> Array:
+    """Of every cluster the member nearest to its mean; label −1 is noise."""
+    picks = []
+    for label in np.unique(labels[labels >= 0]):
+        members = np.flatnonzero(labels == label)
+        picks.append(members[np.square(x[members] - x[members].mean(0)).sum(1).argmin()])
+    return np.array(picks, dtype=np.int64)
+
+
+# -------------------------------------------------------------------------------- not told how many
+
+
+def silhouette(x: Array, k: int) -> Array:
+    """k-means for 2 to 14 clusters, the number by the best silhouette."""
+    from sklearn.cluster import KMeans
+    from sklearn.metrics import silhouette_score
+
+    tried = [KMeans(c, n_init=3, random_state=SEED).fit_predict(x) for c in range(2, min(15, len(x)))]
+    valid = [labels for labels in tried if 1 < len(np.unique(labels)) < len(x)]
+    return nearest_members(x, max(valid, key=lambda labels: silhouette_score(x, labels))) if valid else np.zeros(1, int)
+
+
+def hdbscan(x: Array, k: int) -> Array:
+    from sklearn.cluster import HDBSCAN
+
+    return nearest_members(x, HDBSCAN(min_cluster_size=5, copy=True).fit_predict(x))
+
+
+def affinity(x: Array, k: int) -> Array:
+    from sklearn.cluster import AffinityPropagation
+
+    found = AffinityPropagation(damping=0.8, max_iter=500, random_state=SEED).fit(x)
+    return np.asarray(found.cluster_centers_indices_, dtype=np.int64)
+
+
+# ------------------------------------------------------------------------------------ told how many
+
+
+def kmeans(x: Array, k: int) -> Array:
+    from sklearn.cluster import KMeans
+
+    return nearest_members(x, KMeans(k, n_init=3, random_state=SEED).fit_predict(x))
+
+
+def kmedoids(x: Array, k: int) -> Array:
+    from kmedoids import fasterpam
+    from sklearn.metrics import pairwise_distances
+
+    found = fasterpam(pairwise_distances(x).astype(np.float32), k, random_state=SEED, n_cpu=1)
+    return np.asarray(found.medoids, dtype=np.int64)
+
+
+def facility_location(x: Array, k: int) -> Array:
+    from apricot import FacilityLocationSelection
+
+    chosen = FacilityLocationSelection(k, metric="cosine", optimizer="lazy", random_state=SEED).fit(x)
+    return np.asarray(chosen.ranking[:k], dtype=np.int64)
+
+
+def pyversity(strategy: str) -> Method:
+    """Relevance is nearness to the mean row, as nothing else is known of the items."""
+
+    def method(x: Array, k: int) -> Array:
+        from pyversity import diversify
+
+        rows = unit(x).astype(np.float32)
+        found = diversify(rows, rows @ unit(rows.mean(0, keepdims=True))[0], k, strategy=strategy, diversity=0.7)
+        return np.asarray(found.indices, dtype=np.int64)
+
+    return method
+
+
+def farthest(x: Array, k: int) -> Array:
+    picks = [int(np.square(x - x.mean(0)).sum(1).argmin())]
+    gap = np.full(len(x), np.inf)
+    while len(picks) < k:
+        gap = np.minimum(gap, np.square(x - x[picks[-1]]).sum(1))
+        picks.append(int(gap.argmax()))
+    return np.array(picks)
+
+
+NOT_TOLD: dict[str, Method] = {
+    "k-means + silhouette": silhouette,
+    "HDBSCAN": hdbscan,
+    "affinity propagation": affinity,
+}
+TOLD: dict[str, Method] = {
+    "k-means": kmeans,
+    "k-means, rows of length one": lambda x, k: kmeans(unit(x), k),
+    "k-medoids (FasterPAM)": kmedoids,
+    "facility location (apricot)": facility_location,
+    "MMR (pyversity)": pyversity("mmr"),
+    "MSD (pyversity)": pyversity("msd"),
+    "DPP (pyversity)": pyversity("dpp"),
+    "farthest point": farthest,
+}
+
+
+# ------------------------------------------------------------------------------------------- measuring
+
+
+def bags(folder: str, count: int, out: dict[str, Any], write: Callable[[], None]) -> None:
+    """CluF1 and error of the count on ``count`` bags of every set, all of its classes, and of digits."""
+    sets = {name: one.whole for name, one in load_sets(folder).items()} | {"digits": digits()}
+    for name, rows in sets.items():
+        x, labels = (part[:count] for part in fixed_vectors(rows, 100))
+        table = {}
+        for method, pick in {**NOT_TOLD, **TOLD}.items():
+            scores = []
+            for values, label in zip(x, labels, strict=True):
+                real = label >= 0
+                k = len(label[real].unique())
+                found = torch.from_numpy(np.asarray(pick(values[real].numpy(), k), dtype=np.int64))
+                scores.append(cluster_scores(found.unsqueeze(0), label[real].unsqueeze(0)))
+            table[method] = {key: float(torch.cat([s[key] for s in scores]).mean()) for key in ("clu_f1", "card_err")}
+        out.setdefault("bags", {})[name] = table
+        write()
+
+
+def whole(folder: str, out: dict[str, Any], write: Callable[[], None]) -> None:
+    """CIFAR-100's test set as one pile, 100 picks: classes found, mean distance to the nearest pick, seconds."""
+    rows = load_sets(folder)["cifar100"].test
+    x = (rows.values.float() * rows.scale + rows.shift).numpy()
+    labels = np.repeat(np.arange(len(rows)), rows.count.numpy())
+    order = np.random.default_rng(SEED).permutation(len(x))
+    x, labels = x[order], labels[order]
+    methods: dict[str, Method] = {
+        "torchcpl.select, cosine": lambda x, k: select(x, k, metric="cosine").indices.numpy(),
+        "k-means, rows of length one": TOLD["k-means, rows of length one"],
+        "facility location (apricot)": facility_location,
+        "farthest point": farthest,
+    }
+    for name, pick in methods.items():
+        start = time.perf_counter()
+        found = pick(x, 100)
+        seconds = time.perf_counter() - start
+        near = (1 - unit(x) @ unit(x)[found].T).min(1).mean()
+        row = {"classes": len(set(labels[found])), "cosine_distance": float(near), "seconds": seconds}
+        out.setdefault("whole", {})[name] = row
+        write()
+
+
+def scale(out: dict[str, Any], write: Callable[[], None], sizes: tuple[int, ...]) -> None:
+    """Seconds and peak memory of ``select`` on N × 64 rows, N/1000 picks (10 to 1,000)."""
+    for n in sizes:
+        x = np.random.default_rng(SEED).normal(size=(n, 64)).astype(np.float32)
+        x += 4 * np.random.default_rng(1).normal(size=(1000, 64)).astype(np.float32)[np.arange(n) % 1000]
+        start = time.perf_counter()
+        found = select(x, min(1000, max(10, n // 1000)))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        row = {"picks": len(found.indices), "seconds": time.perf_counter() - start, "peak_gib": peak}
+        out.setdefault("scale", {})[str(n)] = row
+        write()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--parts", nargs="+", choices=("bags", "whole", "scale"), default=["bags", "whole", "scale"])
+    parser.add_argument("--bags", type=int, default=40)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1000, 10_000, 100_000, 1_000_000])
+    parser.add_argument("--out", type=Path, default=Path("results/select-peers.json"))
+    options = parser.parse_args()
+    out: dict[str, Any] = read_json(options.out) if options.out.exists() else {}
+    out.update(run_info(seeds=[SEED]))
+
+    def write() -> None:
+        write_json(options.out, out)
+
+    if "bags" in options.parts:
+        bags(options.data, options.bags, out, write)
+    if "whole" in options.parts:
+        whole(options.data, out, write)
+    if "scale" in options.parts:
+        scale(out, write, tuple(options.sizes))
+
+
+if __name__ == "__main__":
+    main()
