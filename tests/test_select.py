@@ -293,3 +293,19 @@ def test_micro_clusters_are_means_and_nearest_rows() -> None:
         centres = micro.centres[micro.part == part]
         gap = (x[micro.member[micro.part == part]] - centres).norm(dim=-1)
         assert float((gap - torch.cdist(centres, x).amin(1)).median()) < 1e-3
+
+
+def test_hypotheses_are_different_answers_likeliest_first(tmp_path: Path) -> None:
+    x = blobs(4, 10)
+    found = cpl.select(x, num_hypotheses=3)
+    assert found.indices.shape[0] == 3
+    assert sorted(found.log_prob.tolist(), reverse=True) == found.log_prob.tolist()
+    groups = [sorted({i // 10 for i in row}) for row in found.tolist()]
+    assert groups[0] == [0, 1, 2, 3]
+    assert groups[1] != groups[0]
+    np.save(tmp_path / "x.npy", x)
+    out = tmp_path / "picks.json"
+    assert main(["select", str(tmp_path / "x.npy"), "--hypotheses", "2", "--out", str(out)]) == 0
+    assert {pick["answer"] for pick in json.loads(out.read_text())} == {1, 2}
+    with pytest.raises(ValueError, match="more than 512"):
+        cpl.select(pile(), num_hypotheses=2)

@@ -23,6 +23,8 @@ from torchcpl.checks import check_choice, check_count, describe
 from torchcpl.constraints import Constraint, Forbid, History
 from torchcpl.decoding.greedy import greedy
 from torchcpl.encoders.distances import DistanceModel, distances
+from torchcpl.hypotheses import hypotheses
+from torchcpl.interactions.base import gather_rows
 from torchcpl.potentials import Potentials, Selection, picked_mask
 from torchcpl.reduce import BLOCK, Rows, reduce
 
@@ -32,6 +34,7 @@ DIRECT = 512  # the largest pile whose distances the model sees all at once
 WHOLE = 400  # micro-clusters of a larger pile that it sees at once
 TRAINED = 40  # more picks than it was trained on are made in parts
 PART, MICRO = 96, 12  # micro-clusters of a part, and for every pick
+SAME = 0.1  # answers that differ by less in what is near their picks are one
 MOST_PRECOMPUTED = 4096
 DTYPES = {"F16": np.float16, "F32": np.float32}
 
@@ -106,6 +109,8 @@ def select_by(
     net, threshold = model or shipped(str(place))
     picker = _Picker(net, None if size is not None else threshold, num_hypotheses, seed)
     if values is None:
+        if num_hypotheses > 1:
+            raise ValueError(f"num_hypotheses: expected 1 for a pile of more than {DIRECT} rows, got {num_hypotheses}")
         return _large(picker, Rows(x, metric, place), required[0], forbidden[0], bonus[0], (least, most))
     single, values = values.dim() == 2, values.view(*shape, -1)
     kept = distinct(values, metric, required, forbidden, bonus, least)
@@ -137,7 +142,20 @@ class _Picker:
         constraints: list[Constraint] = [Forbid(forbidden)] if bool(forbidden.any()) else []
         constraints += [_FirstOf(required)] if bool(required.any()) else []
         least, most = between
-        return greedy(pot, most, min_len=least, stop_threshold=self.threshold, constraints=constraints)
+        if self.num_hypotheses == 1:
+            return greedy(pot, most, min_len=least, stop_threshold=self.threshold, constraints=constraints)
+
+        def apart(picks: Tensor) -> Tensor:
+            """How differently two answers (B, K, T) serve the rows, of their mean distance: (B, K, K)."""
+            far = d.masked_fill(~mask.unsqueeze(1), 0).amax((1, 2)).view(-1, 1, 1, 1)
+            to = gather_rows(d, picks).where((picks >= 0).unsqueeze(-1), far).amin(2)  # (B, K, N) to the nearest pick
+            to = to.masked_fill(~mask.unsqueeze(1), 0) / mask.sum(-1).view(-1, 1, 1)
+            return torch.cdist(to, to, p=1) / d.mean((1, 2)).clamp(min=1e-30).view(-1, 1, 1)
+
+        return hypotheses(
+            pot, self.num_hypotheses, same=apart, radius=SAME, max_len=min(most, 2 * TRAINED), min_len=least,
+            constraints=constraints, generator=torch.Generator(d.device).manual_seed(self.seed),
+        )  # fmt: skip
 
 
 def _large(
