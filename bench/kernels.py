@@ -28,12 +28,13 @@ from torch import Tensor, nn
 
 import torchcpl as cpl
 from bench.timing import CUDA, DEVICE, NAMES, Work, graphed, peak, timed
+from torchcpl import inference
 from torchcpl.constraints import Rules
 from torchcpl.encoders import norm, resnet
 from torchcpl.files import write_json
-from torchcpl.functional import pairs as plain_pairs
 from torchcpl.kernels import dispatch, nll_triton, use
 from torchcpl.kernels.greedy_plan import plan
+from torchcpl.kernels.pairs import plain_pairs
 from torchcpl.provenance import run_info
 from torchcpl.tasks.paths.task import PathBatch, PathsConfig, PathsModel
 from torchcpl.tasks.subsets.bags import Bags
@@ -255,7 +256,7 @@ def bench_predictions(table: Table, sizes: Sizes) -> None:
                 table.compare("greedy, block", whole, make, NO_GREEDY)
                 if dtype == torch.bfloat16:
                     table.compare(
-                        "pairs", whole, make, (dispatch, "pairs", plain_pairs), without="pairs by plain torch"
+                        "pairs", whole, make, (inference, "pairs", plain_pairs), without="pairs by plain torch"
                     )
 
 

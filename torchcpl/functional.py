@@ -142,15 +142,3 @@ def logsumexp(values: Tensor) -> Tensor:
     """Over the last dimension; where all is −inf the gradient is zero instead of NaN."""
     dead = (values == -torch.inf).all(-1, keepdim=True)
     return values.masked_fill(dead, 0).logsumexp(-1).masked_fill(dead.squeeze(-1), -torch.inf)
-
-
-def pairs(x: Tensor) -> Tensor:
-    """(M, K) to (M, 3K) bfloat16, every number as two: high, low and again high parts.
-
-    >>> pairs(torch.tensor([[1 + 2**-8]])).tolist()  # of which bfloat16 holds 1
-    [[1.0, 0.00390625, 1.0]]
-    """
-    x = x.float()
-    high = x.bfloat16()
-    rest = x - high.float()
-    return torch.cat([high, rest.where(rest.isfinite(), 0).bfloat16(), high], -1)  # infinity has no rest

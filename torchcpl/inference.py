@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcpl.checks import check_choice, describe
-from torchcpl.functional import pairs
-from torchcpl.kernels import dispatch
+from torchcpl.kernels.pairs import pairs
 
 WARM_UPS = 3  # eager runs before the capture: kernels are compiled and libraries make their workspaces
 HALVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that autocast computes in the smaller dtype
@@ -212,7 +211,7 @@ def _paired_linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
     x·w ≈ xₕ·wₕ + xₗ·wₕ + xₕ·wₗ, which is the row [xₕ, xₗ, xₕ] times [wₕ, wₕ, wₗ], summed in float32.
     """
-    rows, weight = dispatch.pairs(x.reshape(-1, layer.in_features)), layer.get_buffer("pairs").t()
+    rows, weight = pairs(x.reshape(-1, layer.in_features)), layer.get_buffer("pairs").t()
     if x.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):  # since torch 2.8
         out = torch.mm(rows, weight, out_dtype=torch.float32)
     else:

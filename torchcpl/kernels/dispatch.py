@@ -21,10 +21,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from torchcpl import functional
-from torchcpl.checks import check_choice, tracing
+from torchcpl.checks import check_choice
 from torchcpl.constraints import Rules
 from torchcpl.interactions import Coverage, Dense, LowRank, Recent
 from torchcpl.kernels import greedy_numpy
@@ -131,20 +130,6 @@ def either(
     if _mode == "triton" and must:
         raise ValueError(f"kernels: expected a case for the Triton {must} kernel, got {why}")
     return plain()
-
-
-def pairs(x: Tensor) -> Tensor:
-    """``functional.pairs``."""
-
-    def obstacle() -> str | None:
-        return "tracing or tangents" if tracing() or forward_ad._current_level >= 0 else device_obstacle(x)
-
-    def fast() -> Tensor:
-        from torchcpl.kernels import pairs_triton
-
-        return pairs_triton.pairs(x)
-
-    return either(obstacle, fast, lambda: functional.pairs(x), x)
 
 
 def device_obstacle(tensor: Tensor) -> str | None:

@@ -107,7 +107,7 @@ def _launch_factored(
     rows, hidden = found.lengths.numel(), keys.shape[2]
     left = rules.available.repeat_interleave(rows // len(pot), 0)
     contexts = keys.new_zeros(2, rows, hidden, dtype=torch.float32)
-    partial = keys.new_empty(2, 5, rows, way.programs, dtype=torch.float32)
+    partial = keys.new_zeros(2, 5, rows, way.programs, dtype=torch.float32)
     arguments = (
         *(*_strided(pot.unary), left, *_strided(rules.biased(pot.stop)), *given),
         *(*_strided(keys), *_strided(values), *_strided(stop_key, 2)),

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Numbers as pairs of bfloat16, in one pass: the twin of ``functional.pairs``."""
+"""Numbers as pairs of bfloat16, in one pass: the twin of ``pairs.plain_pairs``."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ def pairs(x: Tensor) -> Tensor:
 
 
 @triton.jit
-def parts_of(x):
-    """Three bfloat16 that add up to x, all of float32's digits; the first two are a pair."""
-    high = x.to(tl.bfloat16)
-    rest = x - high.to(tl.float32)
-    rest = tl.where(tl.abs(rest) < float("inf"), rest, 0.0)  # infinity has no rest
-    mid = rest.to(tl.bfloat16)
-    return high, mid, (rest - mid.to(tl.float32)).to(tl.bfloat16)
-
-
-@triton.jit
 def _pairs(x_ptr, x_row, x_column, out_ptr, width, count, BLOCK: tl.constexpr):
+    """A block of the numbers of x.
+
+    x_ptr (M, K): with its strides.
+    out_ptr (M, 3K): written, bfloat16.
+    width, count: K and M·K.
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     real = at < count
     row, column = at // width, at % width
-    high, low, _ = parts_of(tl.load(x_ptr + row * x_row + column * x_column, real, 0).to(tl.float32))
+    x = tl.load(x_ptr + row * x_row + column * x_column, real, 0).to(tl.float32)
+    high = x.to(tl.bfloat16)
+    rest = x - high.to(tl.float32)
+    low = tl.where(tl.abs(rest) < float("inf"), rest, 0.0).to(tl.bfloat16)  # infinity has no rest
     out_ptr += row * 3 * width + column
     tl.store(out_ptr, high, real)
     tl.store(out_ptr + width, low, real)
