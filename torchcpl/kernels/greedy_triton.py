@@ -57,11 +57,11 @@ def decode(
     shape = (batch,) if width is None else (batch, width)
     width, steps = width or 1, rules.max_len
     found = Selection(
-        unary.new_full((*shape, steps), -1, dtype=torch.long),
-        unary.new_full(shape, -1 if steps else 0, dtype=torch.long),
-        unary.new_zeros(shape, dtype=torch.float32),
+        unary.new_empty((*shape, steps), dtype=torch.long),
+        unary.new_empty(shape, dtype=torch.long),
+        unary.new_empty(shape, dtype=torch.float32),
         n,
-        step_log_prob=unary.new_zeros((*shape, steps), dtype=torch.float32),
+        step_log_prob=unary.new_empty((*shape, steps), dtype=torch.float32),
     )
     # The seed stays on the device: the host need not wait for it.
     seed = None if temperature is None else torch.randint(2**62, (1,), device=unary.device, generator=generator)
@@ -102,6 +102,11 @@ def _launch_factored(
     pot: Potentials, rules: Rules, way: Plan, found: Selection, given: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
     """One launch, or where several programs share a hypothesis one for every step, and one for the last choice."""
+    assert found.step_log_prob is not None
+    found.indices.fill_(-1)
+    found.lengths.fill_(-1 if rules.max_len else 0)
+    found.log_prob.zero_()
+    found.step_log_prob.zero_()
     interaction: Any = pot.interaction
     keys, values, stop_key = interaction.keys, interaction.values, interaction.stop_key
     rows, hidden = found.lengths.numel(), keys.shape[2]
@@ -214,6 +219,18 @@ def _choose(pick, logit, score, stop, stop_score, best, top, mass, log_threshold
     return pick, tl.where(peak == LOWEST, 0.0, tl.where(pick < N, logit, stop) - peak - norm)
 
 
+@triton.jit
+def _finish(indices, step_log_prob, length, log_prob, count, total, max_len, BLOCK: tl.constexpr):
+    """Write how a hypothesis ended, and the padding after its picks."""
+    tl.store(length, count)
+    tl.store(log_prob, total)
+    for start in range(0, max_len, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        after = (at >= count) & (at < max_len)
+        tl.store(indices + at, tl.full((BLOCK,), -1, tl.int64), mask=after)
+        tl.store(step_log_prob + at, tl.zeros((BLOCK,), tl.float32), mask=after)
+
+
 # fmt: off
 @triton.jit(do_not_specialize=["width", "min_len", "max_len"])
 def _decode_block(
@@ -234,10 +251,10 @@ def _decode_block(
     real (B, N): bool, whether a candidate may be picked.
     stop (B,): logit of the stop, its bias included.
     seed (1,): of the noise; None unless DRAW.
-    indices (B, K, T): written: the picks; −1 is there already.
+    indices (B, K, T): written: the picks, −1 after the end.
     lengths (B, K): written.
     log_prob (B, K): written.
-    step_log_prob (B, K, T): written: log P of each pick; 0 is there already.
+    step_log_prob (B, K, T): written: log P of each pick, 0 after the end.
     sharpness: one over the temperature.
     log_threshold: log-probability at which the stop is chosen, if THRESHOLD.
     W (B, N, N): W[j, i], what the pick i adds to candidate j.
@@ -301,8 +318,7 @@ def _decode_block(
         tl.store(step_log_prob + out + count, gain, mask=going)
         end = tl.where(going, end, count)
         count += going.to(tl.int32)
-    tl.store(lengths + row, count)
-    tl.store(log_prob + row, total)
+    _finish(indices + out, step_log_prob + out, lengths + row, log_prob + row, count, total, max_len, 64)
 
 
 @triton.jit
@@ -387,8 +403,7 @@ def _decode_tiles(
         tl.store(step_log_prob + out + count, gain, mask=going)
         end = tl.where(going, end, count)
         count += going.to(tl.int32)
-    tl.store(lengths + row, count)
-    tl.store(log_prob + row, total)
+    _finish(indices + out, step_log_prob + out, lengths + row, log_prob + row, count, total, max_len, 64)
 
 
 # fmt: off
@@ -412,6 +427,7 @@ def _decode_factored(
     Step t first works out what was chosen at step t − 1, every program for itself, and then scores the candidates that
     are left, every program its share. Step T scores nothing any more. Arguments as of ``_decode_block``, and
 
+    indices, step_log_prob (B, K, T): padding is there already.
     left (B·K, N): bool, whether a candidate may still be picked; picks are struck out.
     lengths (B, K): −1 while the hypothesis runs.
     log_prob (B, K): what there is so far, 0 at first.
