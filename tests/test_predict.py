@@ -221,3 +221,10 @@ def test_wrong_arguments_are_refused_by_name(subsets: Path, wrong: object) -> No
         with pytest.raises(ValueError, match=name) as error:
             call()
         assert "\n" not in str(error.value)
+
+
+def test_a_real_map_that_no_training_saw(paths: Path, shared_data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "picks.json"
+    file = shared_data / "lane-graphs" / "singapore-queenstown.json"
+    assert main(["predict", str(paths), str(file), "--limit", "3", "--out", str(out)]) == 0
+    assert [len(record["points"]) > 0 for record in json.loads(out.read_text())["picks"]] == [True] * 3
