@@ -98,6 +98,19 @@ def baskets_full() -> str:
     return Table("", columns, lines).markdown().rstrip()
 
 
+def piles() -> str:
+    """Each set left out of training, and the mean."""
+    found = read_json(ROOT / "results" / "piles.json")
+    columns = (
+        Column("set", "Left out of training"),
+        Column("clu_f1", "CluF1 ↑", 3, share=True),
+        Column("told", "told how many ↑", 3, share=True),
+        Column("card_err", "CardErr ↓", 2),
+    )
+    rows = [{"set": name, **row} for name, row in (*found["sets"].items(), ("mean", found["mean"]))]
+    return Table("", columns, rows).markdown().rstrip()
+
+
 def core() -> str:
     """How much faster than a plain loop the losses and decoders are, in a sentence."""
     info = read_json(ROOT / "results" / "core-cpu.json")
@@ -124,7 +137,10 @@ def fill(path: Path, contents: dict[str, str]) -> None:
 
 
 def main() -> None:
-    fill(ROOT / "README.md", {task: short(task) for task in TABLES} | {"baskets": baskets_short(), "core": core()})
+    fill(
+        ROOT / "README.md",
+        {task: short(task) for task in TABLES} | {"baskets": baskets_short(), "piles": piles(), "core": core()},
+    )
     fill(ROOT / "docs" / "benchmarks" / "baskets.md", {"baskets": baskets_full()})
     for task in TABLES:
         fill(ROOT / "docs" / "benchmarks" / f"{task}.md", {task: full(task)})

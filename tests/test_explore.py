@@ -28,8 +28,8 @@ ARGUMENTS = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]
 # fmt: on
-KINDS = ("dense", "lowrank", "contextual", "coverage", "recent")
-CASES = 52  # of each kind, with and without a live stop
+KINDS = ("dense", "densecoverage", "lowrank", "contextual", "coverage", "recent")
+CASES = 45  # of each kind, with and without a live stop
 RUN = """cases => cases.map(d => {
     const marks = list => { const all = new Uint8Array(d.n); list.forEach(j => { all[j] = 1; }); return all; };
     const rules = { forced: marks(d.forced), forbidden: marks(d.forbidden), most: d.max_len, least: d.min_len };
@@ -53,6 +53,8 @@ def potentials(
     interaction: cpl.Interaction
     if kind == "dense":
         interaction = cpl.Dense(fill(1, n, n), fill(1, n) if live else None)
+    elif kind == "densecoverage":
+        interaction = cpl.DenseCoverage(fill(1, n, n), fill(1, n) if live else None)
     elif kind == "lowrank":
         interaction = cpl.LowRank(fill(1, n, h), fill(1, n, h), stop_key)
     elif kind == "coverage":
@@ -215,7 +217,7 @@ def test_rounded_potentials_are_decoded_as_stored(opened: Any, monkeypatch: pyte
     monkeypatch.setattr(sys.modules["torchcpl.explore"], "ROOM", 100)
     cases, expected = [], []
     for number in range(40):
-        pot = potentials(KINDS[number % 5], 12, rng, live=True)
+        pot = potentials(KINDS[number % len(KINDS)], 12, rng, live=True)
         data = data_of(cpl.explore(pot))
         assert data["rounded"]["bits"] == 8
         cases.append(data)

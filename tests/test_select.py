@@ -236,6 +236,15 @@ def test_bad_files_are_one_line_and_exit_2(
     assert [p.name for p in tmp_path.iterdir()] == ["x.csv"]
 
 
+def test_a_page_to_explore(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    path, out = write(tmp_path, "csv"), tmp_path / "p.json"
+    assert main(["select", str(path), "--forbid", "row7", "--explore", str(page), "--out", str(out)]) == 0
+    data = json.loads(page.read_text(encoding="utf-8").split('id="data">')[1].split("</script>")[0])
+    assert data["kind"] == "densecoverage"
+    assert [data["items"]["values"][row] for row in data["forbidden"]] == ["row7"]
+
+
 def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([[1, None]]), allow_pickle=True)
     with pytest.raises(ValueError, match="not a readable"):

@@ -25,7 +25,7 @@ from torchcpl.predict import ENGINES, Predictor, explore_file, predict_file
 from torchcpl.provenance import device_name
 from torchcpl.select import METRICS
 from torchcpl.select import select as select_rows
-from torchcpl.sheet import copy_picks, describe_picks, write_sheet
+from torchcpl.sheet import copy_picks, describe_picks, write_explorer, write_sheet
 from torchcpl.tables import Column, Table
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.paths.benchmark import make_scenes
@@ -209,7 +209,14 @@ def select(options: argparse.Namespace) -> None:
         write_sheet(options.sheet, vectors, first, groups)
     if options.copy:
         copy_picks(options.copy, vectors, first)
-    written = [str(path) for path in (options.out, options.sheet, options.copy) if path]
+    if options.explore:
+        required, forbidden = (
+            [vectors.row(name) for name in names or ()] for names in (options.require, options.forbid)
+        )
+        between = (options.size or options.min_size, options.size or options.max_size)
+        exact = options.size is not None
+        write_explorer(options.explore, vectors, weights, options.metric, between, required, forbidden, exact)
+    written = [str(path) for path in (options.out, options.sheet, options.explore, options.copy) if path]
     if written:
         _say(f"Written to {', '.join(written)}")
 
@@ -389,6 +396,7 @@ def _add_select(verbs: Any) -> None:
     _add_output(sub, out="")
     sub.add_argument("--out", type=Path, metavar="FILE", help="picks as .csv, .json, .parquet or .npy")
     sub.add_argument("--sheet", type=Path, metavar="FILE.html", help="a page with every pick and those it stands for")
+    sub.add_argument("--explore", type=Path, metavar="PAGE", help="a page to explore, of at most a few hundred rows")
     sub.add_argument("--copy", type=Path, metavar="FOLDER", help="copy the picked images there")
     sub.add_argument("--seed", type=int, default=0, help="of all that is drawn at random (default: 0)")
     sub.add_argument("--device", help="default: cpu")

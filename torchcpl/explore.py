@@ -27,12 +27,12 @@ from torchcpl.checks import check_choice, check_count, describe
 from torchcpl.constraints import Constraint, Forbid, Require, Rules
 from torchcpl.decoding.greedy import greedy
 from torchcpl.files import write_atomic
-from torchcpl.interactions import Contextual, Coverage, Dense, Interaction, LowRank, Recent
+from torchcpl.interactions import Contextual, Coverage, Dense, DenseCoverage, Interaction, LowRank, Recent
 from torchcpl.potentials import Potentials, check_potentials
 
 Array = NDArray[Any]
 ACTIVATIONS = (nn.GELU, nn.ReLU, nn.SiLU)
-KINDS = (Dense, LowRank, Contextual, Coverage, Recent)
+KINDS = (Dense, DenseCoverage, LowRank, Contextual, Coverage, Recent)
 ROOM = 400_000  # bytes for the numbers of an interaction; beyond it they are rounded to 16 or 8 bits
 PIXELS = 250_000  # pixels for all thumbnails together
 SIDE = 96  # of the largest thumbnail

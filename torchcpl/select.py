@@ -123,6 +123,24 @@ def select_by(
     return _joined(found, single)
 
 
+@torch.no_grad()
+def pile_potentials(x: Any, metric: str = "euclidean", weights: Any = None) -> tuple[Potentials, float]:
+    """What ``select`` picks by from a pile (N, D) of at most `DIRECT` rows, and the P(stop) at which it stops.
+
+    Of rows that are equal all but one are masked.
+    """
+    check_choice("metric", metric, METRICS)
+    if len(x) > DIRECT:
+        raise ValueError(f"x: expected at most {DIRECT} rows, got {len(x)}")
+    values = as_vectors(x, metric).unsqueeze(0)
+    nothing = torch.zeros(values.shape[:2], dtype=torch.bool)
+    bonus = as_weights(weights, (1, values.shape[1]), values.device)
+    kept = distinct(values, metric, nothing, nothing, bonus, 1)
+    net, threshold = shipped("cpu")
+    pot: Potentials = net(values.float() if metric == "precomputed" else distances(values, metric), kept)
+    return replace(pot, unary=pot.unary + bonus.to(pot.unary)), threshold
+
+
 @dataclass(frozen=True)
 class _Picker:
     """Picks by a model from distances; with no ``threshold`` as many as there must be at most."""

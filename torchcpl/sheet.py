@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchcpl.constraints import Forbid, Require
+from torchcpl.explore import explore
 from torchcpl.files import extra, write_atomic
 from torchcpl.potentials import Selection
-from torchcpl.select import assign
+from torchcpl.select import as_mask, assign, pile_potentials
 from torchcpl.vectors import Vectors, read_image
 
 SHOWN = 24  # members shown of each group
@@ -70,6 +72,23 @@ def write_sheet(path: str | Path, vectors: Vectors, picks: Sequence[Mapping[str,
     title = f"{len(picks)} of {len(vectors.ids):,}"
     page = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_CSS}</style><h1>{title}</h1>"
     write_atomic(path, (page + "\n".join(sections) + "\n").encode())
+
+
+def write_explorer(
+    path: str | Path, vectors: Vectors, weights: Any, metric: str, between: tuple[int, int | None], required: list[int],
+    forbidden: list[int], exact: bool,
+) -> None:  # fmt: skip
+    """A page to explore the selection, its items as images where there are any; for piles of a few hundred rows."""
+    pot, threshold = pile_potentials(vectors.values, metric, weights)
+    shape = (1, pot.num_candidates)
+    must, never = (as_mask("rows", rows, shape, pot.mask.device) for rows in (required, forbidden))
+    images = None if vectors.files is None else [read_image(file, 96) for file in vectors.files]
+    least, most = between
+    explore(
+        pot, path, images if images is not None else list(vectors.ids), labels=list(vectors.ids) if images else None,
+        title=f"{len(vectors.ids)} candidates", min_len=least, max_len=most,
+        stop_threshold=None if exact else threshold, constraints=[Require(must), Forbid(never)],
+    )  # fmt: skip
 
 
 def _item(vectors: Vectors, row: int, side: int) -> str:
