@@ -28,8 +28,11 @@ from strategies import (
     plain_odd_neighbours,
 )
 from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchcpl as cpl
+from torchcpl.decoding.sample import categorical
 from torchcpl.kernels import dispatch
 
 TIGHT = 1e-10
@@ -530,3 +533,50 @@ def test_unlikely_sequences_weigh_what_they_are_worth() -> None:
     total = drawn.weight.sum(0)
     assert total.isfinite().all()
     assert abs(total.mean().item() - 1) < 4 * total.std().item() / 500**0.5 + 1e-6
+
+
+# ------------------------------------------------------------------------------------------- many candidates
+
+
+def test_one_of_many_weights_is_drawn_by_its_share() -> None:
+    """Blocks, the last one short, and weights of nothing between them."""
+    gen = torch.Generator().manual_seed(0)
+    count, draws = 5000, 200_000
+    weight = torch.rand(count, generator=gen).square()
+    weight[torch.rand(count, generator=gen) < 0.5] = 0
+    weight[1024:2048] = 0
+    found = torch.cat([categorical(weight.expand(1000, -1), gen) for _ in range(draws // 1000)])
+    counts = torch.bincount(found, minlength=count)
+    assert bool((counts[weight == 0] == 0).all())
+    order = weight[weight > 0].argsort()
+    seen, share = (part[weight > 0][order] for part in (counts.double(), weight.double() / weight.sum()))
+    cells = [(s.sum().item(), draws * p.sum().item()) for s, p in zip(seen.chunk(50), share.chunk(50), strict=True)]
+    assert stats.chisquare(*zip(*cells, strict=True)).pvalue > 1e-3
+    tail = counts[4096:].sum().item() / draws
+    assert tail == pytest.approx(float(weight[4096:].sum() / weight.sum()), abs=5e-3)
+
+
+def test_one_table_of_items_for_all_rows_is_not_copied() -> None:
+    class Largest(TorchDispatchMode):
+        most = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            for part in pytree.tree_leaves(found):
+                if isinstance(part, Tensor):
+                    self.most = max(self.most, part.untyped_storage().nbytes())
+            return found
+
+    batch, n, hidden = 16, 400, 64
+    keys, values = torch.randn(2, n, hidden).unbind()
+    interaction = cpl.LowRank(keys.expand(batch, n, hidden), values.expand(batch, n, hidden))
+    pot = cpl.Potentials(torch.randn(batch, n), torch.randn(batch), interaction)
+    with Largest() as largest:
+        cpl.greedy(pot, 3)
+        cpl.sample(pot, 2, max_len=3)
+        cpl.beam(pot, 2, max_len=3)
+    assert largest.most < 2 * 2 * n * hidden * 4  # both tables, once
+    copied = cpl.Potentials(
+        pot.unary, pot.stop, cpl.LowRank(*(part.contiguous() for part in (interaction.keys, interaction.values)))
+    )
+    assert torch.equal(cpl.greedy(pot, 3).indices, cpl.greedy(copied, 3).indices)

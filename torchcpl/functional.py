@@ -123,6 +123,15 @@ def trimmed(order: Tensor) -> Tensor:
     return order[:, : int((order >= 0).sum(-1).max())]
 
 
+def uniform(
+    shape: Sequence[int], device: torch.device, generator: torch.Generator | None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Random numbers in [0, 1). In a graph of symbolic sizes torch.rand takes no generator, not even None."""
+    if generator is None:
+        return torch.rand(shape, dtype=dtype, device=device)
+    return torch.rand(shape, dtype=dtype, device=device, generator=generator)
+
+
 def reduced(loss: Tensor, reduction: str) -> Tensor:
     """The losses (B,) of the rows as they are (``none``), their ``sum`` or ``mean``, which is 0 for no rows."""
     if reduction == "none":

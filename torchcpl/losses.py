@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcpl.checks import check_choice, check_count, check_generator, check_number, describe
 from torchcpl.constraints import History, Rules
-from torchcpl.functional import blame_nan, check_sequences, reduced, step_log_probs, trimmed
+from torchcpl.functional import blame_nan, check_sequences, reduced, step_log_probs, trimmed, uniform
 from torchcpl.kernels import dispatch
 from torchcpl.potentials import Potentials, picked_mask
 
@@ -116,13 +116,6 @@ def _all_subsets(target: Tensor) -> Tensor:
     codes = torch.arange(2**items, device=target.device)
     picked = (codes.unsqueeze(-1) >> torch.arange(items, device=target.device)) & 1 == 1
     return picked.expand(target.shape[0], -1, -1)
-
-
-def uniform(shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """Random numbers in [0, 1). In a graph of symbolic sizes torch.rand takes no generator, not even None."""
-    if generator is None:
-        return torch.rand(shape, device=device)
-    return torch.rand(shape, device=device, generator=generator)
 
 
 def shuffled(target: Tensor, permutations: int, generator: torch.Generator | None = None) -> Tensor:

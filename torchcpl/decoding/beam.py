@@ -148,7 +148,6 @@ def search(pot: Potentials, rules: Rules, width: int, rank: Rank, root: float | 
         # A stopped hypothesis has one continuation, itself, which keeps its score.
         grown = grown.masked_fill(stopped.unsqueeze(-1), -torch.inf)
         grown[..., n] = torch.where(stopped, beams.score, grown[..., n])
-        log_prob = beams.log_prob.unsqueeze(-1) + log_probs.masked_fill(stopped.unsqueeze(-1), 0)
 
         score, best = grown.flatten(1).topk(min(width, grown[0].numel()), dim=1)  # best first
         if score.shape[1] < width:
@@ -159,8 +158,9 @@ def search(pot: Potentials, rules: Rules, width: int, rank: Rank, root: float | 
         pick = choice.masked_fill(choice == n, -1)
         kept = parents.unsqueeze(-1).expand(-1, -1, rules.max_len)
         beams.gains = beams.gains.gather(1, kept)
-        beams.gains[..., t] = log_probs.flatten(1).gather(1, best).masked_fill(pick < 0, 0)
-        beams.log_prob = log_prob.flatten(1).gather(1, best).masked_fill(score == -torch.inf, -torch.inf)
+        gained = log_probs.flatten(1).gather(1, best).masked_fill(stopped.gather(1, parents), 0)
+        beams.gains[..., t] = gained.masked_fill(pick < 0, 0)
+        beams.log_prob = (beams.log_prob.gather(1, parents) + gained).masked_fill(score == -torch.inf, -torch.inf)
         beams.score = score
         beams.indices = beams.indices.gather(1, kept)
         beams.indices[..., t] = pick

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchcpl.checks import check_count, check_generator, check_number
+from torchcpl.checks import check_count, check_generator, check_number, tracing
 from torchcpl.constraints import Constraint, Rules
 from torchcpl.decoding.rollout import first_of, refuse_tracing, rollout, samples_first
+from torchcpl.functional import uniform
 from torchcpl.kernels import dispatch
 from torchcpl.potentials import Potentials, Selection
+
+BLOCK = 1024  # weights that are summed up before one of them is drawn
 
 
 @torch.no_grad()
@@ -55,6 +58,8 @@ def draw(
     generator: torch.Generator | None = None,
 ) -> Selection:
     """``sample`` under given rules: (S, B, T)."""
+    if generator is not None and torch.compiler.is_compiling():
+        raise ValueError("generator: expected None in torch.compile or torch.export (use torch.manual_seed), got one")
     check_number("temperature", temperature, "a positive number", lambda value: 0 < value < math.inf)
     if top_k is not None:
         check_count("top_k", top_k, 1)
@@ -62,16 +67,31 @@ def draw(
         check_number("top_p", top_p, "a number in (0, 1]", lambda value: 0 < value <= 1)
 
     def choose(log_probs: Tensor) -> Tensor:
-        sharpened = sharpen(log_probs, temperature, top_k, top_p)
-        # The exponential race: argmax p/E draws from p, in one pass and without a host synchronisation.
-        noise = torch.empty_like(sharpened).exponential_(generator=generator)
-        return (sharpened.softmax(-1) / noise).argmax(-1)
+        return categorical(sharpen(log_probs, temperature, top_k, top_p).exp(), generator)
 
     def plain() -> Selection:
         return rollout(pot, rules, num_samples, choose)
 
     truncated = top_k is not None or top_p is not None
     return samples_first(dispatch.sample(pot, rules, num_samples, temperature, generator, truncated, plain))
+
+
+def categorical(weight: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw from weights (..., C) that need not add up to one: (...).
+
+    By inverse CDF: the first place at which the running sum exceeds a uniform share of the whole. Of many weights first
+    a block is drawn by its sum and then one of its members: one pass, and no sum grows so long that it loses digits.
+    """
+    count = weight.shape[-1]
+    if tracing() or count <= 2 * BLOCK:
+        total = weight.cumsum(-1)
+        share = uniform((*weight.shape[:-1], 1), weight.device, generator, weight.dtype) * total[..., -1:]
+        return (total <= share).sum(-1).clamp(max=count - 1)
+    whole = count - count % BLOCK
+    sums = torch.cat([weight[..., :whole].unflatten(-1, (-1, BLOCK)).sum(-1), weight[..., whole:].sum(-1, True)], -1)
+    place = categorical(sums, generator).unsqueeze(-1) * BLOCK + torch.arange(BLOCK, device=weight.device)
+    inside = weight.gather(-1, place.clamp(max=count - 1)).masked_fill(place >= count, 0)
+    return place.gather(-1, categorical(inside, generator).unsqueeze(-1)).squeeze(-1)
 
 
 def sharpen(log_probs: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
