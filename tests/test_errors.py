@@ -377,6 +377,7 @@ TABLE = [
     Wrong("kind", lambda: cpl.CPLHead(4, kind="dense"), "kind", "'lowrank', 'contextual'", "'dense'"),
     Wrong("activation", lambda: cpl.CPLHead(4, activation="tanh"), "activation", "'gelu'", "'tanh'"),
     Wrong("dropout", lambda: cpl.CPLHead(4, dropout=1.5), "dropout", "a probability", "1.5"),
+    Wrong("no model", lambda: cpl.compile_for_inference(None, torch.zeros(1)), "model", "a module", "None"),  # type: ignore[arg-type]
     Wrong("dropout NaN", lambda: cpl.CPLHead(4, dropout=NAN), "dropout", "a probability", "nan"),
     Wrong("live_stop", lambda: cpl.CPLHead(4, live_stop="no"), "live_stop", "True, False", "'no'"),  # type: ignore[arg-type]
     Wrong("features double", lambda: cpl.CPLHead(4)(torch.zeros(B, N, 4).double()), "features", "float32", "float64"),

@@ -239,6 +239,16 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         },
     ),
     "explore(images)": (cpl.explore, lambda: {"pot": potentials(), "items": [np.zeros((3, 2, 3))] * N}),
+    "compile_for_inference": (
+        cpl.compile_for_inference,
+        lambda: {
+            "model": torch.nn.Linear(2, 3).eval(),
+            "example": tensor(B, 2),
+            "dtype": torch.bfloat16,
+            "precise": True,
+            "copy": True,
+        },
+    ),
     "set_kernels": (cpl.set_kernels, lambda: {"mode": "auto"}),
     "set_validation": (cpl.set_validation, lambda: {"on": None}),
     "select": (
@@ -259,7 +269,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     ),
 }
 # Records without checks of their own, and what has tests of wrong arguments elsewhere.
-ELSEWHERE = {"History", "Interaction", "Selection", "Selector", "compile_for_inference", "load", "Predictor"}
+ELSEWHERE = {"History", "Interaction", "Selection", "Selector", "load", "Predictor"}
 
 WRONG: list[Callable[[], Any]] = [
     *(lambda value=value: value for value in (None, True, False, -1, 0, 1, 5, 10**30, 1.5, -0.5, math.nan, math.inf)),

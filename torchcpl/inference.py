@@ -69,6 +69,10 @@ class Compiled:
         self, model: Callable[[Any], Any], example: Any, dtype: torch.dtype, precise: bool, copy: bool
     ) -> None:
         check_choice("dtype", dtype, (torch.float32, torch.bfloat16, torch.float16))
+        check_choice("precise", precise, (True, False))
+        check_choice("copy", copy, (True, False))
+        if not callable(model):
+            raise ValueError(f"model: expected a module or another callable, got {describe(model)}")
         module = _module_of(model)
         if module is not None and module.training:
             raise ValueError("model: expected one in evaluation mode, as after model.eval(), got one in training mode")
