@@ -337,10 +337,10 @@ class Rules:
 
 def _check_stop_bias(stop_bias: Any, pot: Potentials) -> None:
     """Raise unless it is a number below inf, or a tensor of them, one for all rows or (B,)."""
-    expected = "a number below inf, or (B,)"
     if not isinstance(stop_bias, Tensor):
-        check_number("stop_bias", stop_bias, expected, lambda value: value < math.inf)
+        check_number("stop_bias", stop_bias, "a number below inf, or (B,)", lambda value: value < math.inf)
     elif tuple(stop_bias.shape) not in ((), (pot.unary.shape[0],)) or not is_real(stop_bias):
+        expected = f"a number below inf, or ({pot.unary.shape[0]},)"
         raise ValueError(f"stop_bias: expected {expected}, got {describe(stop_bias)}")
     elif stop_bias.dim() and stop_bias.device != pot.unary.device:
         raise ValueError(f"stop_bias: expected a tensor on {pot.unary.device}, got one on {stop_bias.device}")
