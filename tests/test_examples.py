@@ -15,7 +15,7 @@ SMALL = {
     "baskets.py": (["--steps", "150"], "complete: bread, coffee"),
     "own_encoder.py": (["--steps", "30"], "each group exactly once in"),
     "passages.py": (["--words", "45", "--require", "3"], "Honey is made from nectar"),
-    "sentences.py": ([], "table"),
+    "sentences.py": (["--size", "4"], "play"),
     "tour.py": (["--page", "tour.html"], "the greatest sight is on each: True"),
     "video_frames.py": (["--scenes", "4", "--page", "frames.html"], "of 12 seconds"),
 }
