@@ -41,6 +41,7 @@ EXPECTED = (ValueError, NonFiniteLoss, ImportError, OSError)  # what a user can 
 LARGE = ("validation_bags", "scenes", "max_items", "dim", "ffn", "hidden")  # options that take memory
 DEMO = "subsets"  # the task of `torchcpl demo`
 SMALL = "demo"  # the recipe that a CPU trains in minutes
+PAPER = "paper"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -503,7 +504,8 @@ def _config(benchmark: Benchmark[Any], options: argparse.Namespace, begun: Path 
         base = from_toml(benchmark.config, begun / "config.toml")
     elif _small(benchmark, options):
         base = read_recipe(benchmark.config, benchmark.package, SMALL)
-        _note(f"on the CPU the settings are those of --recipe {SMALL}; the paper's take hours (--recipe paper)")
+        if PAPER in recipes(benchmark.package):
+            _note(f"on the CPU the settings are those of --recipe {SMALL}; the paper's take hours (--recipe {PAPER})")
     config: TrainConfig = from_args(benchmark.config, options, base)
     return config
 

@@ -71,7 +71,7 @@ class BasketsBenchmark(Benchmark[BasketsConfig]):
         "Each example is a set of items that someone chose together. A model gives every set a probability, and to a "
         "part of one it says what is likely to be chosen next."
     )
-    demo_data = "baskets"
+    demo_data = "invented breakfasts and dinners"
     column = "basket"
     rank = 1
 

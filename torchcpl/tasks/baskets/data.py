@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 PARTS = ("train", "valid", "test")
+MEALS = "meals"  # the source that needs no file
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ def load_baskets(
     split_seed: int = 0,
     held_out: Sequence[int] = (0, 0),
 ) -> Baskets:
-    """Read ``source``: a folder and a name, ``shop/toys`` for ``shop/toys.train.txt`` and so on, or one file.
+    """Read ``source``: a folder and a name, ``shop/toys`` for ``shop/toys.train.txt`` and so on, one file, or "meals".
 
     The names of the items are in ``NAME.items.txt``, one a line, or else are those (for numbers, up to the largest) of
     the training part. One file alone, and with ``split="random"`` all parts together, are divided by ``split_seed``
     into validation, test and training baskets: as many as ``held_out`` says, or 10 %, 20 % and the rest.
     """
+    if source == MEALS:
+        return meals()
     path = Path(source)
     files = {part: Path(f"{source}.{part}.txt") for part in PARTS}
     if path.is_file():
@@ -68,6 +71,21 @@ def load_baskets(
         parts = divide([basket for part in parts.values() for basket in part], held_out, split_seed, source)
     tensors = {part: padded(baskets) for part, baskets in parts.items()}
     return Baskets(path.name.removesuffix(".txt"), names, features=_read_features(features, len(names)), **tensors)
+
+
+def meals(counts: Sequence[int] = (2000, 300, 600)) -> Baskets:
+    """Invented breakfasts and dinners: nobody takes both coffee and tea, or both kinds of pasta."""
+    rng = np.random.default_rng(0)
+    breakfast, dinner = ("bread", "butter", "jam", "eggs"), ("basil", "parmesan", "wine")
+    kinds = ((("coffee", "tea"), breakfast), (("spaghetti", "penne"), dinner))
+    names = sorted(name for kind in kinds for part in kind for name in part)
+
+    def basket() -> list[int]:
+        one, some = kinds[rng.integers(2)]
+        return [names.index(name) for name in (one[rng.integers(2)], *(i for i in some if rng.random() < 0.6))]
+
+    train, valid, test = (padded([basket() for _ in range(count)]) for count in counts)
+    return Baskets(MEALS, names, train, valid, test)
 
 
 Lines = list[tuple[int, list[str]]]  # the number of a line and what stands on it

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchcpl.config import TrainConfig, option
 from torchcpl.potentials import picked_mask
-from torchcpl.tasks.baskets.data import Baskets
+from torchcpl.tasks.baskets.data import MEALS, Baskets
 from torchcpl.tasks.baskets.methods import DPP, Bernoullis, CPLSets, ItemToItem, PointerSets, SetModel
 from torchcpl.train import device_of
 
@@ -34,7 +34,7 @@ class BasketsConfig(TrainConfig):
 
     method: str = option("cpl", "the distribution over sets", choices=METHODS)
     kind: str = option("contextual", "interaction of CPL", choices=KINDS)
-    source: str = option("", "FOLDER/NAME for NAME.train.txt, .valid.txt, .test.txt and .items.txt, or one file")
+    source: str = option(MEALS, "FOLDER/NAME for NAME.train.txt, .valid.txt, .test.txt, .items.txt; one file; or meals")
     features: str = option("", "features of the items (N, d), a .npy file")
     split: str = option("given", "the parts as the files give them, or all baskets divided at random",
                         choices=("given", "random"))  # fmt: skip
