@@ -11,7 +11,7 @@ from torch import Tensor
 from torchcpl.checks import check_number
 from torchcpl.constraints import Constraint, Rules
 from torchcpl.decoding.rollout import first_of, refuse_tracing, rollout, samples_first
-from torchcpl.kernels import dispatch, greedy_graph
+from torchcpl.kernels import dispatch
 from torchcpl.potentials import Potentials, Selection
 
 
@@ -37,8 +37,6 @@ def greedy(
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     if stop_threshold is not None:
         check_number("stop_threshold", stop_threshold, "a probability in (0, 1]", lambda value: 0 < value <= 1)
-    if greedy_graph.applies(rules):
-        return greedy_graph.greedy(pot, rules, stop_threshold)
 
     def choose(log_probs: Tensor) -> Tensor:
         if stop_threshold is None:

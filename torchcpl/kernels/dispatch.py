@@ -26,7 +26,7 @@ from torchcpl import functional
 from torchcpl.checks import check_choice
 from torchcpl.constraints import Rules
 from torchcpl.interactions import Coverage, Dense, LowRank, Recent
-from torchcpl.kernels import greedy_numpy
+from torchcpl.kernels import greedy_graph, greedy_numpy
 from torchcpl.kernels.greedy_plan import BUILD_LIMIT, LARGEST_BLOCK, buildable, plan
 from torchcpl.potentials import Potentials, Selection
 
@@ -62,6 +62,8 @@ def use(mode: str) -> Iterator[None]:
 
 def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None, plain: Callable[[], Selection]) -> Selection:
     """Selections (B, T): the most likely choice at every step."""
+    if greedy_graph.obstacle(rules) is None:
+        return greedy_graph.greedy(pot, rules, stop_threshold)
     if _mode == "auto" and greedy_numpy.obstacle(pot, rules) is None:
         return greedy_numpy.greedy(pot, rules, stop_threshold)
 
@@ -88,9 +90,7 @@ def sample(
         if truncated:
             return "sampling with top_k or top_p"
         if isinstance(pot.interaction, LowRank) and pot.num_candidates > LARGEST_BLOCK and not buildable(pot):
-            return (
-                f"samples of {pot.num_candidates} candidates"  # each would read all keys: plain torch reads them once
-            )
+            return f"samples of {pot.num_candidates} candidates"  # each reads all keys: plain torch reads them once
         return decode_obstacle(pot, rules)
 
     def fast() -> Selection:

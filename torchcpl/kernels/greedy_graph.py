@@ -21,9 +21,11 @@ from torchcpl.interactions.base import State, accumulator
 from torchcpl.potentials import Potentials, Selection
 
 
-def applies(rules: Rules) -> bool:
-    """While a graph is made, with nothing but masks and length limits."""
-    return torch.compiler.is_compiling() and rules.plain
+def obstacle(rules: Rules) -> str | None:
+    """Why this twin cannot run; None when it can: while a graph is made, with nothing but masks and length limits."""
+    if not torch.compiler.is_compiling():
+        return "no torch.compile or torch.export"
+    return None if rules.plain else "constraints other than Forbid"
 
 
 def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -> Selection:
