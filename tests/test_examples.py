@@ -16,6 +16,7 @@ SMALL = {
     "own_encoder.py": (["--steps", "30"], "each group exactly once in"),
     "passages.py": (["--words", "45", "--require", "3"], "Honey is made from nectar"),
     "sentences.py": (["--size", "4"], "play"),
+    "serve_onnx.py": ([], "picks: (5, 16) of (5, 200, 32)"),
     "tour.py": (["--page", "tour.html"], "the greatest sight is on each: True"),
     "video_frames.py": (["--scenes", "4", "--page", "frames.html"], "of 12 seconds"),
 }

@@ -485,3 +485,13 @@ def test_most_selections_are_the_same_in_half_precision(dtype: torch.dtype, leas
         expected = net(given)
     # Untrained scores lie closer together than trained ones, so more of them tie.
     assert float((found.indices == expected.indices).all(-1).float().mean()) > least
+
+
+def test_several_arguments() -> None:
+    head = cpl.CPLHead(8, 16).eval().to(DEVICE)
+    features, mask = torch.randn(2, 5, 8, device=DEVICE), torch.rand(2, 5, device=DEVICE) < 0.7
+    run = cpl.compile_for_inference(head, features, mask)
+    other = torch.randn(2, 5, 8, device=DEVICE)
+    torch.testing.assert_close(run(other, mask).unary, head(other, mask).unary)
+    with pytest.raises(ValueError, match="input: expected 2 arguments as in the example, got 1"):
+        run(other)

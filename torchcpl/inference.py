@@ -25,18 +25,18 @@ HALVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that autocast co
 
 
 def compile_for_inference(
-    model: Callable[[Any], Any],
-    example: Any,
-    *,
+    model: Callable[..., Any],
+    *example: Any,
     dtype: torch.dtype = torch.float32,
     precise: bool = True,
     copy: bool = True,
 ) -> Compiled:
-    """``model(example)`` for inputs of the example's shapes, on CUDA as one captured graph.
+    """``model(*example)`` for inputs of the example's shapes, on CUDA as one captured graph.
 
-    ``model`` is a module in evaluation mode, a method of one (``model.select``) or a function. It takes one tensor, or
-    a tuple, list, dict or dataclass of them, nested at will, and returns such a thing too: ``Potentials``, a
-    ``Selection``. It must not read values back to the host; greedy decoding does not.
+    ``model`` is a module in evaluation mode, a method of one (``model.select``) or a function. Its arguments, one or
+    several as in ``head(features, mask)``, are tensors, or tuples, lists, dicts or dataclasses of them, nested at will,
+    and it returns such a thing too: ``Potentials``, a ``Selection``. It must not read values back to the host; greedy
+    decoding does not.
 
     In float32 the module's own weights are read, as they are at the time of the call. ``dtype=torch.bfloat16`` or
     ``torch.float16`` runs under autocast, with a copy of the weights made now, once; float16 rounds eight times as
@@ -66,7 +66,7 @@ class Compiled:
     """What :func:`compile_for_inference` returns: call it with inputs like the example."""
 
     def __init__(
-        self, model: Callable[[Any], Any], example: Any, dtype: torch.dtype, precise: bool, copy: bool
+        self, model: Callable[..., Any], given: tuple[Any, ...], dtype: torch.dtype, precise: bool, copy: bool
     ) -> None:
         check_choice("dtype", dtype, (torch.float32, torch.bfloat16, torch.float16))
         check_choice("precise", precise, (True, False))
@@ -78,6 +78,8 @@ class Compiled:
             raise ValueError("model: expected one in evaluation mode, as after model.eval(), got one in training mode")
         self.copy = copy
         self.dtype = dtype
+        self.arguments = len(given)
+        example = self._packed(given)
         self.leaves = dict(leaves(example))
         devices = {leaf.device for leaf in self._tensors()}
         if len(devices) != 1:
@@ -102,13 +104,20 @@ class Compiled:
                 torch.cuda.current_stream().wait_stream(side)
                 self.captured = Captured(self._run, inputs)
 
-    def __call__(self, given: Any) -> Any:
-        found = dict(leaves(given))
+    def __call__(self, *given: Any) -> Any:
+        packed = self._packed(given)
+        found = dict(leaves(packed))
         self._check(found)
         if self.captured is None:
-            return self._run(given)
+            return self._run(packed)
         result = self.captured(found)
         return copied(result) if self.copy else result
+
+    def _packed(self, given: tuple[Any, ...]) -> Any:
+        """The only argument, or all of them."""
+        if len(given) != self.arguments:
+            raise ValueError(f"input: expected {self.arguments} arguments as in the example, got {len(given)}")
+        return given[0] if self.arguments == 1 else given
 
     def _tensors(self) -> list[Tensor]:
         return [leaf for leaf in self.leaves.values() if isinstance(leaf, Tensor)]
@@ -118,7 +127,7 @@ class Compiled:
         # Without its cache: autocast would keep weights that were cast inside the graph's memory.
         arithmetic = torch.autocast(self.device.type, self.dtype if half else None, enabled=half, cache_enabled=False)
         with torch.inference_mode(), arithmetic, _float32_products(self.products):
-            return self.model(given)
+            return self.model(given) if self.arguments == 1 else self.model(*given)
 
     def _check(self, found: Mapping[str, Any]) -> None:
         """Raise unless the leaves are those of the example: the same places, shapes, dtypes, device and constants."""
