@@ -1,7 +1,7 @@
 """What every kernel earns: a whole prediction or training step with it and without it, captured, and the peak memory.
 
     python -m bench.kernels --source features.npz       # results/kernels-h200.json and the like, on CUDA
-    TRITON_INTERPRET=1 python -m bench.kernels --tiny --out /tmp/kernels.json    # tries the script itself, no numbers
+    TRITON_INTERPRET=1 python -m bench.kernels --tiny --out kernels.json    # tries the script itself, no numbers
 
 ``gain`` is the part of the time without it that a mechanism saves. What gains less than a tenth of every whole, and no
 memory to speak of, is not worth its lines.
