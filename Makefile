@@ -26,8 +26,9 @@ lint: $(STAMP) ## ruff and mypy
 docs: $(STAMP) ## build the site into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+# Two processes of one thread each are faster than one of two: most tests are small.
 test: lint docs ## all checks and tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 demo: $(STAMP) ## train and compare all methods on real digits, print the table, write the report
 	$(BIN)/torchcpl demo

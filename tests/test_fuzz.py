@@ -240,7 +240,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     ),
     "explore(images)": (cpl.explore, lambda: {"pot": potentials(), "items": [np.zeros((3, 2, 3))] * N}),
     "compile_for_inference": (
-        cpl.compile_for_inference,
+        lambda model, example, **options: cpl.compile_for_inference(model, example, **options),
         lambda: {
             "model": torch.nn.Linear(2, 3).eval(),
             "example": tensor(B, 2),

@@ -476,6 +476,7 @@ def _decode_factored(
                 here = found + (step + 1) % 2 * 5 * spread + each
                 scores = tl.load(here, mask=each < programs, other=-float("inf"))
                 places = tl.load(here + spread, mask=each < programs, other=0.0).to(tl.int32, bitcast=True)
+                places = tl.where(each < programs, places, N)  # or lanes without a program would speak for candidate 0
                 better = (scores > best) | ((scores == best) & (places < place))
                 best = tl.where(better, scores, best)
                 place = tl.where(better, places, place)
