@@ -14,12 +14,22 @@ from torchcpl.distribution import ContextualPlackettLuce
 from torchcpl.functional import log_prob, set_log_prob
 from torchcpl.head import CPLHead
 from torchcpl.inference import compile_for_inference
-from torchcpl.interactions import Contextual, Coverage, Dense, Interaction, LowRank, Recent
+from torchcpl.interactions import Contextual, Coverage, Dense, DenseCoverage, Interaction, LowRank, Recent
 from torchcpl.kernels import set_kernels
 from torchcpl.losses import ordered_nll, subset_nll
 from torchcpl.potentials import Potentials, Selection
+from torchcpl.select import select
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    if name == "Selector":  # needs scikit-learn
+        from torchcpl.estimator import Selector
+
+        return Selector
+    raise AttributeError(f"module 'torchcpl' has no attribute {name!r}")
+
 
 __all__ = [
     "Adjacent",
@@ -29,6 +39,7 @@ __all__ = [
     "ContextualPlackettLuce",
     "Coverage",
     "Dense",
+    "DenseCoverage",
     "Forbid",
     "History",
     "Interaction",
@@ -43,6 +54,7 @@ __all__ = [
     "log_prob",
     "ordered_nll",
     "sample",
+    "select",
     "set_kernels",
     "set_log_prob",
     "set_validation",

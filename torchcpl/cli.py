@@ -21,7 +21,10 @@ from torchcpl import __version__
 from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml
 from torchcpl.files import extra
 from torchcpl.provenance import device_name
-from torchcpl.tables import Table
+from torchcpl.select import METRICS
+from torchcpl.select import select as select_rows
+from torchcpl.sheet import copy_picks, describe_picks, write_sheet
+from torchcpl.tables import Column, Table
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.paths.benchmark import make_scenes
 from torchcpl.tasks.paths.task import SPLITS, PathsConfig
@@ -30,6 +33,7 @@ from torchcpl.tasks.runs import complete, plan, read_recipe, recipes
 from torchcpl.tasks.timing import PRECISIONS
 from torchcpl.tasks.toy import toy_table
 from torchcpl.train import NonFiniteLoss, device_of, fit
+from torchcpl.vectors import check_out, read_vectors, write_picks
 
 EXPECTED = (ValueError, NonFiniteLoss, ImportError, OSError)  # what a user can cause; anything else is a bug of ours
 LARGE = ("validation_bags", "scenes", "max_items", "dim", "ffn", "hidden")  # options that take memory
@@ -149,6 +153,45 @@ def toy(options: argparse.Namespace) -> None:
     _show(toy_table(), None, options)
 
 
+def select(options: argparse.Namespace) -> None:
+    if options.out:
+        check_out(options.out)
+    vectors = read_vectors(
+        options.file, column=options.column, weights=options.weights, resnet=options.resnet, strict=options.strict
+    )
+    weights = vectors.weights
+    if options.weights and weights is None:
+        weights = read_vectors(options.weights).values[:, 0]
+    if options.copy and vectors.files is None:
+        raise ValueError(f"--copy: expected a folder of images, got {options.file}")
+    found = select_rows(
+        vectors.values, options.size, metric=options.metric, min_size=options.min_size, max_size=options.max_size,
+        require=[vectors.row(name) for name in options.require or ()] or None,
+        forbid=[vectors.row(name) for name in options.forbid or ()] or None,
+        weights=weights, num_hypotheses=options.hypotheses, seed=options.seed, device=options.device,
+    )  # fmt: skip
+    answers = describe_picks(vectors, found, options.metric)
+    records = [
+        {"answer": number + 1, **pick} if len(answers) > 1 else pick
+        for number, (picks, _) in enumerate(answers)
+        for pick in picks
+    ]
+    first, groups = answers[0]
+    columns = tuple(Column(name, name.replace("_", " ")) for name in records[0])
+    notes = (f"{vectors.skipped} broken images were skipped.",) if vectors.skipped else ()
+    shown = [{**row, "probability": f"{row['probability']:.3f}"} for row in records]
+    _show(Table(f"{len(first)} of {len(vectors.ids):,} in {options.file}", columns, shown, (), notes), None, options)
+    if options.out:
+        write_picks(options.out, records)
+    if options.sheet:
+        write_sheet(options.sheet, vectors, first, groups)
+    if options.copy:
+        copy_picks(options.copy, vectors, first)
+    written = [str(path) for path in (options.out, options.sheet, options.copy) if path]
+    if written:
+        _say(f"Written to {', '.join(written)}")
+
+
 def scenes(options: argparse.Namespace) -> None:
     stored = options.source.endswith(".npz")
     given = {"scenes": options.scenes, "scenes_seed": options.seed}
@@ -183,7 +226,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the versions and the device, and exit")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for add in (_add_train, _add_evaluate, _add_table, _add_bench, _add_report, _add_demo, _add_toy, _add_scenes):
+    for add in (
+        _add_train,
+        _add_evaluate,
+        _add_table,
+        _add_bench,
+        _add_report,
+        _add_demo,
+        _add_toy,
+        _add_select,
+        _add_scenes,
+    ):
         add(verbs)
     return parser
 
@@ -267,6 +320,34 @@ def _add_toy(verbs: Any) -> None:
     sub = verbs.add_parser("toy", help="the paper's example of five items", description=said)
     _add_output(sub, out=False)
     _finish(sub, toy)
+
+
+def _add_select(verbs: Any) -> None:
+    said = "Pick one representative of every group in a file of vectors or a folder of images; nothing is trained."
+    sub = verbs.add_parser("select", help="representatives of any pile of vectors", description=said)
+    sub.epilog = (
+        "examples:\n  torchcpl select embeddings.npy                      as many as there are groups\n"
+        "  torchcpl select embeddings.npy --size 20 --out picks.csv\n"
+        "  torchcpl select photos/ --resnet resnet18.safetensors --sheet picks.html --copy picked/"
+    )
+    sub.add_argument("file", type=Path, metavar="FILE", help=".npy, .npz, .csv, .parquet, .jsonl or a folder of images")
+    sub.add_argument("--size", type=int, help="how many (default: as many as needed)")
+    sub.add_argument("--min-size", type=int, default=1, help="at least (default: 1)")
+    sub.add_argument("--max-size", type=int, help="at most (default: no limit)")
+    sub.add_argument("--metric", choices=METRICS, default="euclidean", help="default: euclidean")
+    sub.add_argument("--require", nargs="+", metavar="ID", help="must be picked (row numbers where there are no ids)")
+    sub.add_argument("--forbid", nargs="+", metavar="ID", help="must not be picked")
+    sub.add_argument("--weights", metavar="COLUMN|FILE.npy", help="a number for each row, added to its logit")
+    sub.add_argument("--hypotheses", type=int, default=1, help="different answers, likeliest first (default: 1)")
+    sub.add_argument("--column", help="the vectors in a .npz, .parquet or .jsonl (default: the only ones there are)")
+    sub.add_argument("--resnet", type=Path, metavar="FILE", help="weights of a ResNet-18, for images")
+    sub.add_argument("--strict", action="store_true", help="refuse broken images instead of skipping them")
+    sub.add_argument("--out", type=Path, metavar="FILE", help="picks as .csv, .json, .parquet or .npy")
+    sub.add_argument("--sheet", type=Path, metavar="FILE.html", help="a page with every pick and those it stands for")
+    sub.add_argument("--copy", type=Path, metavar="FOLDER", help="copy the picked images there")
+    sub.add_argument("--seed", type=int, default=0, help="of all that is drawn at random (default: 0)")
+    sub.add_argument("--device", help="default: cpu")
+    _finish(sub, select)
 
 
 def _add_scenes(verbs: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sized
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torchcpl.train import Task
 
@@ -19,11 +19,11 @@ class SelectionModel(nn.Module, ABC):
     """
 
     @abstractmethod
-    def encode(self, inputs: Any) -> Tensor:
-        """Features (B, N, d) of the candidates."""
+    def encode(self, inputs: Any) -> Any:
+        """All of a prediction that is parallel and not the method's: features (B, N, d) of the candidates."""
 
     @abstractmethod
-    def decode(self, features: Tensor, inputs: Any, knob: float | None = None) -> Any:
+    def decode(self, features: Any, inputs: Any, knob: float | None = None) -> Any:
         """What is selected, with ``lengths`` (B,), given the encoded inputs; ``knob`` in place of the method's own."""
 
     def select(self, inputs: Any, knob: float | None = None) -> Any:

@@ -8,9 +8,10 @@ from typing import Any
 from torchcpl.checkpoints import read_state
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.paths.benchmark import PathsBenchmark
+from torchcpl.tasks.piles.benchmark import PilesBenchmark
 from torchcpl.tasks.subsets.benchmark import SubsetsBenchmark
 
-TASKS: dict[str, Benchmark[Any]] = {"subsets": SubsetsBenchmark(), "paths": PathsBenchmark()}
+TASKS: dict[str, Benchmark[Any]] = {"subsets": SubsetsBenchmark(), "paths": PathsBenchmark(), "piles": PilesBenchmark()}
 
 
 def benchmark_of(run: str | Path) -> Benchmark[Any]:

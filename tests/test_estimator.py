@@ -1,0 +1,53 @@
+"""Selector: scikit-learn's own checks, fine-tuning, files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import torchcpl as cpl
+
+checks = pytest.importorskip("sklearn.utils.estimator_checks")
+
+
+@checks.parametrize_with_checks([cpl.Selector()])
+def test_sklearn(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def bag(rng: np.random.Generator, groups: int) -> np.ndarray:
+    return np.concatenate([rng.normal(size=(8, 3)) + 9 * rng.normal(size=3) for _ in range(groups)])
+
+
+def test_rows_belong_to_the_nearest_representative() -> None:
+    x = bag(np.random.default_rng(0), 4)
+    found = cpl.Selector(size=4).fit(x)
+    assert found.labels_[found.representatives_].tolist() == [0, 1, 2, 3]
+    d = np.linalg.norm(x[:, None] - x[found.representatives_], axis=-1)
+    assert found.labels_.tolist() == d.argmin(1).tolist() == found.predict(x).tolist()
+    assert found.score(x) == pytest.approx(-d.min(1).mean())
+
+
+def test_fine_tuning_learns_how_many_and_is_saved_without_pickle(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    bags = [bag(rng, 4) for _ in range(16)]
+    picks = [[0, 8] for _ in bags]  # the groups of the first two rows only: fewer than there are
+    found = cpl.Selector(epochs=6, lr=3e-3).fit(bags, picks)
+    before = np.mean([len(cpl.select(x).tolist()) for x in bags])
+    after = np.mean([len(rows) for rows in found.predict(bags)])
+    assert after < before
+    found.save(tmp_path / "s.safetensors")
+    again = cpl.Selector.load(tmp_path / "s.safetensors")
+    assert again.get_params() == found.get_params()
+    assert again.score(bags, picks) == pytest.approx(found.score(bags, picks), abs=0.05)
+
+
+def test_bad_picks_are_named() -> None:
+    x = [np.zeros((3, 2))]
+    with pytest.raises(ValueError, match="bag 0"):
+        cpl.Selector().fit(x, [[5]])
+    with pytest.raises(ValueError, match="each of 1 bags"):
+        cpl.Selector().fit(x, [])

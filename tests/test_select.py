@@ -1,0 +1,241 @@
+"""cpl.select and torchcpl select: invariances, rules, bad input, files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import torchcpl as cpl
+from torchcpl.cli import main
+from torchcpl.select import assign, load_model, save_model, shipped
+from torchcpl.vectors import read_vectors
+
+
+def blobs(groups: int = 5, size: int = 12, width: int = 6, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.concatenate([rng.normal(size=(size, width)) + 12 * rng.normal(size=width) for _ in range(groups)])
+
+
+X = blobs()
+
+
+def picks(x: Any, *arguments: Any, **options: Any) -> list[int]:
+    return [i for i in cpl.select(x, *arguments, **options).indices.tolist() if i >= 0]
+
+
+def test_finds_every_group_and_no_more() -> None:
+    for groups in (1, 3, 6):
+        found = picks(blobs(groups, seed=groups))
+        assert sorted(i // 12 for i in found) == list(range(groups))
+
+
+def test_is_the_same_for_permuted_rotated_shifted_scaled_rows_and_doubled_columns() -> None:
+    rng = np.random.default_rng(1)
+    expected = picks(X, 7)
+    order = rng.permutation(len(X))
+    assert [int(order[i]) for i in picks(X[order], 7)] == expected
+    rotation = np.linalg.qr(rng.normal(size=(6, 6)))[0]
+    for x in (X @ rotation, 1000 * X, 1e-3 * X + 5, np.concatenate([X, X], 1), X.astype(np.float32), torch.tensor(X)):
+        assert picks(x, 7) == expected
+    d = np.linalg.norm(X[:, None] - X[None], axis=-1)
+    assert picks(d, 7, metric="precomputed") == expected
+
+
+def test_cosine_ignores_the_length_of_rows() -> None:
+    lengths = np.random.default_rng(2).uniform(0.5, 2, (len(X), 1))
+    assert picks(X * lengths, 5, metric="cosine") == picks(X, 5, metric="cosine")
+
+
+def test_piles_in_a_batch_are_as_alone() -> None:
+    other = blobs(3, 20, seed=4)
+    together = cpl.select(np.stack([X, other]))
+    assert together.tolist() == [picks(X), picks(other)]
+    assert together.step_log_prob is not None
+    assert together.step_log_prob.shape == together.indices.shape
+
+
+def test_equal_rows_are_picked_once_unless_size_forces_it() -> None:
+    x = np.repeat(X[::12], 4, 0)  # five different rows, each four times
+    for size in (None, 3, 5):
+        found = picks(x, size)
+        assert len({i // 4 for i in found}) == len(found)
+    forced = picks(x, 8)
+    assert len(set(forced)) == 8
+    assert len({i // 4 for i in forced}) == 5
+    assert picks(x, 5, require=[2], forbid=[4])[0] == 2
+    assert 4 not in picks(x, 5, forbid=[4])
+
+
+def test_sizes_required_forbidden_and_weights() -> None:
+    assert len(picks(X, 9)) == 9
+    assert 2 <= len(picks(X, min_size=2, max_size=3)) <= 3
+    found = picks(X, 5, require=[3, 14], forbid=np.arange(len(X)) >= 48)
+    assert set(found[:2]) == {3, 14}
+    assert max(found) < 48
+    weights = np.zeros(len(X))
+    weights[[7, 31]] = 50
+    assert set(picks(X, 5, weights=weights)[:2]) == {7, 31}
+    assert picks(X[:1]) == [0]
+
+
+def test_the_probability_of_every_pick_is_told() -> None:
+    found = cpl.select(X, 5)
+    assert found.step_log_prob is not None
+    assert found.step_log_prob.shape == (5,)
+    torch.testing.assert_close(found.step_log_prob.sum(), found.log_prob)
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "message"),
+    [
+        (np.zeros((0, 3)), {}, "at least one row"),
+        (np.zeros(3), {}, r"got shape \(3,\)"),
+        ([[1.0, 2.0], [3.0]], {}, "ragged"),
+        (np.array([[None, 1]]), {}, "object"),
+        (np.array([["a"]]), {}, "numbers"),
+        (np.ones((2, 2), complex), {}, "complex"),
+        (np.array([[1.0], [np.nan], [np.inf]]), {}, "rows 1, 2"),
+        (X, {"metric": "manhattan"}, "manhattan"),
+        (X, {"size": 2, "require": [0, 1, 2]}, "at least 3"),
+        (X, {"size": 0}, "at least 1"),
+        (X, {"size": 61}, "at most 60"),
+        (X, {"min_size": 4, "max_size": 3}, "at most max_size = 3"),
+        (X, {"require": [60]}, "0 to 59"),
+        (X, {"require": [1], "forbid": [1]}, "none of the required"),
+        (X, {"forbid": range(60)}, "some rows left"),
+        (X, {"weights": np.full(60, np.nan)}, "finite"),
+        (X, {"metric": "precomputed"}, "square"),
+        (np.array([[0, 1.0], [2, 0]]), {"metric": "precomputed"}, "symmetric"),
+        (np.array([[0, -1.0], [-1, 0]]), {"metric": "precomputed"}, "at least 0"),
+        (np.zeros((2, 2)), {"metric": "cosine"}, "direction"),
+    ],
+)
+def test_bad_input_is_refused(x: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cpl.select(x, **options)
+
+
+def test_weights_of_the_model_go_through_a_file(tmp_path: Path) -> None:
+    model, threshold = shipped("cpu")
+    save_model(tmp_path / "m.safetensors", model, threshold, note="x")
+    again, same, said = load_model(tmp_path / "m.safetensors")
+    assert (same, said["note"]) == (threshold, "x")
+    for a, b in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+    (tmp_path / "m.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="safetensors"):
+        load_model(tmp_path / "m.safetensors")
+
+
+def test_assign_is_the_nearest_pick() -> None:
+    chosen = np.array([0, 12, 24])
+    d = np.linalg.norm(X[:, None] - X[None, chosen], axis=-1)
+    assert assign(X, chosen, chunk=7).tolist() == d.argmin(1).tolist()
+
+
+# ---------------------------------------------------------------------------------------------- files
+
+
+def write(folder: Path, kind: str) -> Path:
+    path = folder / f"x.{kind}"
+    ids = [f"row{i}" for i in range(len(X))]
+    if kind == "npy":
+        np.save(path, X)
+    elif kind == "npz":
+        np.savez(path, X=X, ids=np.array(ids))
+    elif kind == "csv":
+        rows = [",".join(["id", *"abcdef"])] + [
+            ",".join([i, *map(repr, row)]) for i, row in zip(ids, X.tolist(), strict=True)
+        ]
+        path.write_text("\n".join(rows))
+    elif kind == "jsonl":
+        path.write_text("\n".join(json.dumps({"id": i, "v": row}) for i, row in zip(ids, X.tolist(), strict=True)))
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.table({"id": ids, "v": X.tolist()}), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "csv", "jsonl", "parquet"])
+def test_every_format_gives_the_same_picks(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = write(tmp_path, kind), tmp_path / "picks.json"
+    assert main(["select", str(path), "--size", "5", "--out", str(out), "--sheet", str(tmp_path / "s.html")]) == 0
+    found = json.loads(out.read_text())
+    assert [pick["row"] for pick in found] == picks(X, 5)
+    assert found[0]["id"] == (str(found[0]["row"]) if kind == "npy" else f"row{found[0]['row']}")
+    assert sum(pick["stands_for"] for pick in found) == len(X)
+    assert (tmp_path / "s.html").read_text().count("<section>") == 5
+    assert "5 of 60" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["csv", "npy"])
+def test_picks_are_written(tmp_path: Path, kind: str) -> None:
+    out = tmp_path / f"picks.{kind}"
+    assert main(["select", str(write(tmp_path, "csv")), "--require", "row7", "--size", "3", "--out", str(out)]) == 0
+    if kind == "npy":
+        assert np.load(out)[0] == 7
+    else:
+        assert out.read_text().splitlines()[1].startswith("1,7,row7,")
+
+
+def test_a_folder_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cv2 = pytest.importorskip("cv2")
+    safetensors = pytest.importorskip("safetensors.torch")
+    from torchcpl.encoders.resnet import resnet18
+
+    weights = {name: value.contiguous() for name, value in resnet18().state_dict().items()}
+    safetensors.save_file(weights, tmp_path / "net.safetensors")
+    folder = tmp_path / "pictures"
+    (folder / "sub").mkdir(parents=True)
+    for i in range(4):
+        image = np.full((20, 30, 3), 60 * i, np.uint8)
+        cv2.imwrite(str(folder / f"{i}.png"), image)
+    (folder / "sub" / "broken.jpg").write_bytes(b"no image")
+    command = ["select", str(folder), "--resnet", str(tmp_path / "net.safetensors"), "--size", "2"]
+    assert main([*command, "--copy", str(tmp_path / "picked"), "--sheet", str(tmp_path / "s.html")]) == 0
+    assert "1 broken" in capsys.readouterr().out
+    assert len(list((tmp_path / "picked").iterdir())) == 2
+    assert "data:image/jpeg" in (tmp_path / "s.html").read_text()
+    assert main([*command, "--strict"]) == 2
+    assert "broken.jpg" in capsys.readouterr().err
+    assert main(["select", str(folder)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("", [], "empty"),
+        ("id,a\nx,1\nx,2\n", [], "'x' twice"),
+        ("a,b\n1,2\n3\n", [], "2 cells"),
+        ("a,b\n1,2\n3,z\n", [], "'z' in row 1"),
+        ("a,b\n1,2\n3,nan\n", [], "row 1"),
+        ("a,b\n1,2\n3,4\n", ["--size", "1", "--require", "0", "1"], "at least 2"),
+        ("a,b\n1,2\n3,4\n", ["--require", "9"], "'9'"),
+        ("a,b\n1,2\n3,4\n", ["--out", "picks.xyz"], "picks.xyz"),
+        ("a,b\n1,2\n3,4\n", ["--metric", "precomputed"], "0 on the diagonal|symmetric"),
+    ],
+)
+def test_bad_files_are_one_line_and_exit_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, options: list[str], message: str
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(text)
+    out = [] if "--out" in options else ["--out", str(tmp_path / "picks.csv")]
+    assert main(["select", str(path), *options, *out]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert pytest.importorskip("re").search(message, said)
+    assert [p.name for p in tmp_path.iterdir()] == ["x.csv"]
+
+
+def test_objects_are_never_unpickled(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([[1, None]]), allow_pickle=True)
+    with pytest.raises(ValueError, match="not a readable"):
+        read_vectors(tmp_path / "x.npy")

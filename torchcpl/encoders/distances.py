@@ -1,0 +1,346 @@
+"""An encoder that sees only the distances inside a bag: for vectors of any width, in any metric, never seen before.
+
+Groups look alike to such a model, so "the same group" has to be read off the pairs. A pair's features are its distance
+(scaled globally, locally, and as a rank), its cosine under soft spectral projectors of the centred Gram matrix, and
+where random walks over near neighbours lead: log(Pᵗ_ij/π_j) for several kernels and t. All are unchanged when rows are
+permuted and when the vectors are rotated, shifted or scaled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchcpl.interactions import DenseCoverage
+from torchcpl.interactions.base import without_autocast
+from torchcpl.potentials import Potentials
+
+WALKS = (2, 4, 8, 32)  # lengths t of the random walks
+RIDGES = (0.3, 0.1, 0.03)  # of the spectral projectors, relative to the Gram matrix's norm
+NEIGHBOURS = (1, 2, 3, 5, 8, 12, 20, 40)  # whose distances a node knows
+KERNELS = 4
+EDGE_FEATURES = 7 + KERNELS * len(WALKS) + len(RIDGES)
+NODE_FEATURES = len(NEIGHBOURS) + 2 + KERNELS * (1 + 2 * len(WALKS)) + 2 * len(RIDGES) + 1
+TINY = 1e-6
+
+
+def distances(x: Tensor, metric: str = "euclidean") -> Tensor:
+    """(..., N, D) to (..., N, N) in float32; symmetric, zero on the diagonal. ``metric``: ``euclidean | cosine``."""
+    x = x.double()  # the differences of products of float32 would have few digits left
+    if metric == "cosine":
+        x = F.normalize(x, dim=-1)
+    x = x - x.mean(-2, keepdim=True)
+    product = x @ x.transpose(-1, -2)
+    square = product.diagonal(dim1=-2, dim2=-1)
+    d2 = square.unsqueeze(-1) + square.unsqueeze(-2) - product - product.transpose(-1, -2)
+    d2.diagonal(dim1=-2, dim2=-1).zero_()
+    return d2.clamp(min=0).sqrt().float()
+
+
+@torch.no_grad()
+def distance_features(d: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Distances (B, N, N) and ``mask`` (B, N) to features of nodes (B, N, ·) and of the pairs i < j (B, P, ·)."""
+    n = mask.shape[1]
+    with without_autocast(d):
+        off = mask.unsqueeze(1) & mask.unsqueeze(2)
+        off = off & ~torch.eye(n, dtype=torch.bool, device=d.device)
+        size = mask.sum(-1).clamp(min=1).float().view(-1, 1, 1)  # (B, 1, 1)
+        count = (size * (size - 1)).clamp(min=1)
+        d = d.float().masked_fill(~off, 0)
+        d = d / (d.square().sum((1, 2), keepdim=True) / count).sqrt().clamp(min=1e-30)
+        mean = d.sum((1, 2), keepdim=True) / count
+        spread = (((d - mean).square() * off).sum((1, 2), keepdim=True) / count).sqrt().clamp(min=1e-3)
+        near = d.masked_fill(~off, torch.inf).sort(-1).values  # (B, N, N) ascending
+        rank = torch.searchsorted(near, d.contiguous()).float()  # how many are nearer; equal distances, equal ranks
+        kernels, local, mutual = _kernels(d, near, rank, off, size)
+        walks, degree, trace = _walks(kernels, mask)  # (B, K, t, N, N), (B, K, N), (B, K, t)
+        gram, projected = _projections(d, mask, size)  # (B, N, N), (B, R, N, N)
+
+        edge = [
+            (d - mean) / spread,
+            (d + 0.01).log(),
+            local.log(),
+            (mutual + 1).log() - 2,
+            torch.minimum(rank, rank.transpose(1, 2)) / size,
+            torch.maximum(rank, rank.transpose(1, 2)) / size,
+            _cosine(gram),
+        ]
+        parts = [torch.stack(edge, 1), walks.flatten(1, 2) / 3, _cosine(projected)]
+        edges = Pairs(n, d.device).upper(torch.cat(parts, 1))  # (B, P, E)
+
+        chosen = near[..., [min(k, n) - 1 for k in NEIGHBOURS]]  # (B, N, neighbours)
+        chosen = (chosen.where(chosen.isfinite(), d.amax(-1, keepdim=True)) + 0.01).log()
+        back = walks.diagonal(dim1=-2, dim2=-1).flatten(1, 2).transpose(1, 2) / 3  # (B, N, K·t)
+        leverage = projected.diagonal(dim1=-2, dim2=-1).transpose(1, 2)  # (B, N, R)
+        whole = [trace.flatten(1), (leverage * mask.unsqueeze(-1)).sum(1).add(1).log(), size.flatten(1).log()]
+        shared = torch.cat(whole, 1).unsqueeze(1).expand(-1, n, -1) / 2
+        nodes = torch.cat(
+            [
+                chosen,
+                (d.sum(-1, keepdim=True) / (size - 1).clamp(min=1)),
+                ((d * off).square().sum(-1, keepdim=True) / (size - 1).clamp(min=1)).sqrt(),
+                degree.transpose(1, 2),
+                back,
+                (leverage * size + 0.01).log() / 3,
+                shared,
+            ],
+            -1,
+        )
+    return nodes.masked_fill(~mask.unsqueeze(-1), 0), edges.clamp(-8, 8)
+
+
+def _kernels(d: Tensor, near: Tensor, rank: Tensor, off: Tensor, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Four affinities (B, K, N, N) with contrast at any scale; locally scaled distance and mutual rank (B, N, N)."""
+
+    def radius(k: int) -> Tensor:  # (B, N, 1) distance to the k-th neighbour, or the farthest there is
+        found = near[..., : min(k, near.shape[-1])]
+        return found.masked_fill(found == torch.inf, 0).amax(-1, keepdim=True).clamp(min=TINY)
+
+    def relative(k: int) -> Tensor:  # exp −(d_ij − d_i1)/(mean of the k nearest − d_i1), the same for i and j
+        least = near[..., :1].masked_fill(near[..., :1] == torch.inf, 0)
+        found = near[..., : min(k, near.shape[-1])]
+        real = found < torch.inf
+        scale = found.masked_fill(~real, 0).sum(-1, keepdim=True) / real.sum(-1, keepdim=True).clamp(min=1) - least
+        one = torch.exp(-(d - least).clamp(min=0) / (scale + 0.02 * least + TINY))
+        return (one + one.transpose(1, 2)) / 2
+
+    five = radius(5)
+    local = (d / (five * five.transpose(1, 2)).sqrt()).clamp(1e-3, 1e3)
+    mutual = ((rank + 1) * (rank.transpose(1, 2) + 1)).sqrt()
+    found = torch.stack([torch.exp(-local.square()), relative(5), relative(15), torch.exp(-mutual / 4)], 1)
+    return (found + 1e-7).masked_fill(~off.unsqueeze(1), 0), local, mutual
+
+
+def _walks(kernels: Tensor, mask: Tensor, lengths: tuple[int, ...] = WALKS) -> tuple[Tensor, Tensor, Tensor]:
+    """log(Pᵗ_ij/π_j) (B, K, t, N, N), symmetric; log degree over its mean (B, K, N); log trace of Pᵗ (B, K, t)."""
+    degree = kernels.sum(-1)  # (B, K, N)
+    safe = degree.clamp(min=1e-12)
+    root = safe.rsqrt().masked_fill(~mask.unsqueeze(1), 0)
+    power = kernels * root.unsqueeze(-1) * root.unsqueeze(-2)  # D^{−½} K D^{−½}: the powers stay symmetric
+    total = degree.sum(-1, keepdim=True).clamp(min=1e-12)
+    stationary = (safe / total).sqrt()  # √π
+    scale = 1 / (stationary.unsqueeze(-1) * stationary.unsqueeze(-2))
+    found, traces, t = [], [], 1
+    while t < max(lengths):
+        power, t = power @ power, 2 * t
+        if t in lengths:
+            found.append((power * scale + 3e-4).log())
+            traces.append(power.diagonal(dim1=-2, dim2=-1).sum(-1).add(1e-3).log())
+    mean = total / mask.sum(-1).clamp(min=1).view(-1, 1, 1)
+    return torch.stack(found, 2), (safe / mean.clamp(min=1e-12)).log().clamp(-6, 6), torch.stack(traces, 2)
+
+
+def _projections(d: Tensor, mask: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+    """The centred Gram matrix G (B, N, N) and the soft projectors G²(G² + ρ²I)⁻¹ (B, R, N, N).
+
+    ρ is ``RIDGES`` of G's norm: all directions of more variance count alike, those of less not at all. G² has no
+    negative eigenvalues, whatever the distances.
+    """
+    pair = (mask.unsqueeze(1) & mask.unsqueeze(2)).double()
+    square, size = d.double().square(), size.double()
+    row = square.sum(-1, keepdim=True) / size
+    gram = -0.5 * (square - row - row.transpose(1, 2) + row.sum(1, keepdim=True) / size) * pair
+    norm = gram.square().sum((1, 2), keepdim=True).sqrt().clamp(min=1e-12)
+    second = (gram / norm) @ (gram / norm)  # (B, N, N)
+    ridge = torch.tensor(RIDGES, device=d.device, dtype=d.dtype).double().square().view(1, -1, 1, 1)
+    identity = torch.eye(d.shape[-1], device=d.device, dtype=torch.float64)
+    factor, _ = torch.linalg.cholesky_ex(second.unsqueeze(1) + ridge * identity)
+    half = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
+    projected = (identity - ridge * half.transpose(-1, -2) @ half) * pair.unsqueeze(1)
+    return gram.float(), projected.float()
+
+
+def _cosine(gram: Tensor) -> Tensor:
+    """Inner products (..., N, N) over the lengths."""
+    length = gram.diagonal(dim1=-2, dim2=-1).clamp(min=1e-9).rsqrt()
+    return gram * length.unsqueeze(-1) * length.unsqueeze(-2)
+
+
+class _Layer(nn.Module):
+    """Pre-norm attention with a bias from the pairs, and a feed-forward block."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm, self.qkv, self.out = nn.LayerNorm(dim), nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.norm2 = nn.LayerNorm(dim)
+        self.ffn = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
+
+    def forward(self, h: Tensor, bias: Tensor) -> Tensor:
+        batch, n, dim = h.shape
+        q, k, v = self.qkv(self.norm(h)).view(batch, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, N, ·)
+        mixed = F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype))
+        h = h + self.out(mixed.transpose(1, 2).reshape(batch, n, dim))
+        after: Tensor = h + self.ffn(self.norm2(h))
+        return after
+
+
+class _EdgeUpdate(nn.Module):
+    """Pairs learn from both their ends and from walks over kernels made of the pairs themselves."""
+
+    lengths = (2, 4, 8)
+    kernels = 4
+
+    def __init__(self, dim: int, edge: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(edge)
+        self.kernel = nn.Linear(edge, self.kernels)
+        self.ends = nn.Linear(dim, 2 * edge)
+        self.own = nn.Linear(edge, 2 * edge, bias=False)
+        self.walks = nn.Linear(self.kernels * len(self.lengths), 2 * edge, bias=False)
+        self.out = nn.Linear(2 * edge, edge)
+
+    def forward(self, h: Tensor, edges: Tensor, mask: Tensor, pairs: Pairs) -> Tensor:
+        normed = self.norm(edges)
+        with without_autocast(h):
+            # At least 1e-7, so that every walk leads somewhere.
+            strength = F.logsigmoid(self.kernel(normed.float())).mul(2).exp() + 1e-7
+            strength = square(strength, pairs).masked_fill(~(mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1), 0)
+            walks, _, _ = _walks(strength, mask, self.lengths)  # (B, K, t, N, N)
+            walks = upper(walks.flatten(1, 2), pairs) / 3
+        hidden = self.own(normed) + self.walks(walks) + both_ends(self.ends(h), pairs)
+        updated: Tensor = edges + self.out(hidden.relu())
+        return updated
+
+
+class Pairs:
+    """The P = n(n−1)/2 pairs i < j, between matrices and lists."""
+
+    def __init__(self, n: int, device: torch.device) -> None:
+        self.n = n
+        self.first, self.second = torch.triu_indices(n, n, 1, device=device)  # (P,) each
+        self.flat = self.first * n + self.second
+        i = torch.arange(n, device=device)
+        low, high = torch.minimum(i, i.unsqueeze(-1)), torch.maximum(i, i.unsqueeze(-1))
+        place = low * (2 * n - low - 1) // 2 + high - low  # one more than the pair's number
+        self.place = place.masked_fill(low == high, 0).flatten()  # 0: the diagonal
+
+    def upper(self, matrices: Tensor) -> Tensor:
+        """(B, C, N, N) to (B, P, C)."""
+        return matrices.flatten(2).transpose(1, 2).index_select(1, self.flat)
+
+    def square(self, edges: Tensor) -> Tensor:
+        """(B, P, C) to symmetric (B, C, N, N), zero on the diagonal."""
+        full = F.pad(edges, (0, 0, 1, 0)).index_select(1, self.place)  # (B, N·N, C)
+        return full.transpose(1, 2).reshape(len(edges), -1, self.n, self.n)
+
+    def sum(self, nodes: Tensor) -> Tensor:
+        """(B, N, C) to (B, P, C), both ends added."""
+        return nodes.index_select(1, self.first) + nodes.index_select(1, self.second)
+
+
+# The three are gathers whose gradients are gathers too; autograd would scatter, with atomic additions on CUDA.
+
+
+class _Upper(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, matrices: Tensor, pairs: Pairs) -> Tensor:
+        ctx.pairs = pairs
+        return pairs.upper(matrices)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.pairs.square(grads[0]).triu(), None
+
+
+class _Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, edges: Tensor, pairs: Pairs) -> Tensor:
+        ctx.pairs = pairs
+        return pairs.square(edges)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.pairs.upper(grads[0] + grads[0].transpose(2, 3)), None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, nodes: Tensor, pairs: Pairs) -> Tensor:
+        ctx.pairs = pairs
+        return pairs.sum(nodes)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.pairs.square(grads[0]).sum(-1).transpose(1, 2), None
+
+
+def upper(matrices: Tensor, pairs: Pairs) -> Tensor:
+    found: Tensor = _Upper.apply(matrices, pairs)
+    return found
+
+
+def square(edges: Tensor, pairs: Pairs) -> Tensor:
+    found: Tensor = _Square.apply(edges, pairs)
+    return found
+
+
+def both_ends(nodes: Tensor, pairs: Pairs) -> Tensor:
+    found: Tensor = _Sum.apply(nodes, pairs)
+    return found
+
+
+class DistanceModel(nn.Module):
+    """Potentials of bags of which only the distances are known.
+
+    Nodes attend to each other with a bias from their pairs; after every second layer the pairs are updated. θ comes
+    from the nodes, how far pick i covers j from the pair and a term of each end. The stop starts at −slope·k + offset
+    and every pick adds slope and a term of its own, with k, the number of groups, guessed from all nodes together.
+    """
+
+    precise = True  # the rounding of scores changes picks
+
+    def __init__(self, dim: int = 128, layers: int = 4, heads: int = 8, edge: int = 32) -> None:
+        super().__init__()
+        self.widths = {"dim": dim, "layers": layers, "heads": heads, "edge": edge}
+        blocks = layers // 2
+        self.heads = heads
+        self.node = nn.Sequential(nn.Linear(NODE_FEATURES, dim), nn.GELU(), nn.Linear(dim, dim))
+        self.edge = nn.Sequential(nn.Linear(EDGE_FEATURES, 2 * edge), nn.ReLU(), nn.Linear(2 * edge, edge))
+        self.bias = nn.ModuleList(nn.Linear(edge, 2 * heads) for _ in range(blocks))
+        self.layers = nn.ModuleList(_Layer(dim, heads) for _ in range(2 * blocks))
+        self.updates = nn.ModuleList(_EdgeUpdate(dim, edge) for _ in range(blocks))
+        self.norm, self.edge_norm = nn.LayerNorm(dim), nn.LayerNorm(edge)
+        self.ends = nn.Linear(dim, 4)  # θ, the stop's gain, breadth of a pick, resistance to being covered
+        self.same = nn.Linear(edge, 1)  # the logit of being of one group
+        self.cover = nn.Parameter(torch.tensor([2.0, 0.0]))  # its scale and offset in c
+        self.count = nn.Sequential(nn.Linear(2 * dim, dim), nn.GELU(), nn.Linear(dim, 3))  # log k, slope, offset
+        nn.init.zeros_(self.ends.weight)
+        nn.init.zeros_(self.ends.bias)
+
+    def forward(self, d: Tensor, mask: Tensor | None = None) -> Potentials:
+        """Distances ``d`` (B, N, N), ``mask`` (B, N) True = real."""
+        if mask is None:
+            mask = torch.ones(d.shape[:2], dtype=torch.bool, device=d.device)
+        return self.potentials(*distance_features(d, mask), mask)
+
+    def potentials(self, nodes: Tensor, edges: Tensor, mask: Tensor) -> Potentials:
+        """From ``distance_features``."""
+        return self.judge(nodes, edges, mask)[0]
+
+    def judge(self, nodes: Tensor, edges: Tensor, mask: Tensor) -> tuple[Potentials, list[Tensor], Tensor]:
+        """Potentials, after every update of the pairs the logits (B, P) of being of one group, and log k (B,)."""
+        pairs = Pairs(mask.shape[1], mask.device)
+        h, e, same = self.node(nodes).float(), self.edge(edges), []
+        for to_bias, one, two, update in zip(self.bias, self.layers[::2], self.layers[1::2], self.updates, strict=True):
+            bias = square(to_bias(e), pairs).masked_fill(~mask[:, None, None], -1e4)  # (B, 2H, N, N)
+            h = two(one(h, bias[:, : self.heads]), bias[:, self.heads :])
+            e = update(h, e, mask, pairs)
+            same.append(self.same(self.edge_norm(e)).squeeze(-1).float())
+        h = self.norm(h)
+        with without_autocast(h):
+            h = h.float()
+            theta, gain, breadth, resistance = self.ends(h).unbind(-1)  # (B, N) each
+            theta = theta - mask.sum(-1, keepdim=True).clamp(min=1).log()  # all together weigh the same in any pile
+            cover = square((self.cover[0] * same[-1] + self.cover[1]).unsqueeze(-1), pairs).squeeze(1)  # (B, N, N)
+            cover = cover + breadth.unsqueeze(1) - resistance.unsqueeze(2)  # [j, i]
+            real = mask.unsqueeze(-1)
+            pooled = [(h * real).sum(1) / real.sum(1).clamp(min=1), h.masked_fill(~real, -9).amax(1)]
+            log_k, slope, offset = self.count(torch.cat(pooled, -1)).unbind(-1)  # (B,) each
+            log_k = (log_k + 1.5).clamp(-0.5, 6)
+            slope = F.softplus(slope)
+            stop = offset - slope * log_k.exp()
+        return Potentials(theta, stop, DenseCoverage(cover, gain + slope.unsqueeze(-1)), mask), same, log_k

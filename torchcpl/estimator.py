@@ -1,0 +1,180 @@
+"""`Selector`: ``select`` in scikit-learn's manners, and fine-tuned on bags of one's own."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchcpl.checks import check_count
+from torchcpl.encoders.distances import DistanceModel, distances
+from torchcpl.files import extra
+from torchcpl.losses import subset_nll
+from torchcpl.select import as_vectors, assign, load_model, save_model, select_by, shipped
+
+with extra():
+    from sklearn.base import BaseEstimator, ClusterMixin
+    from sklearn.utils.validation import check_is_fitted, validate_data
+
+
+class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
+    """One representative of every group: ``Selector().fit(X)`` needs no labels and no training.
+
+    With ``fit(bags, picks)``, a list of bags (N, D) and for each the rows one would pick, the model that ships is
+    fine-tuned first; a few hundred bags are enough. ``predict`` then picks from new bags.
+
+    Args:
+        size: how many to pick; by default as many as needed, between ``min_size`` and ``max_size``.
+        metric: ``euclidean | cosine``.
+        epochs, lr: of the fine-tuning.
+        random_state: seed of all that is drawn at random.
+
+    Attributes:
+        representatives_: (T,) rows of X, in order of picking.
+        labels_: (N,) which of them each row belongs to.
+        model_: the model, after ``fit(bags, picks)`` fine-tuned.
+    """
+
+    def __init__(
+        self,
+        size: int | None = None,
+        *,
+        metric: str = "euclidean",
+        min_size: int = 1,
+        max_size: int | None = None,
+        epochs: int = 5,
+        lr: float = 1e-4,
+        random_state: int = 0,
+    ) -> None:
+        self.size = size
+        self.metric = metric
+        self.min_size = min_size
+        self.max_size = max_size
+        self.epochs = epochs
+        self.lr = lr
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None) -> Selector:
+        """Pick from the rows of X (N, D), or fine-tune on bags X with picks y."""
+        if _is_bags(X) and y is not None:
+            return self._tune(X, y)
+        X = validate_data(self, X, dtype=[np.float64, np.float32])
+        self.model_, self.stop_threshold_ = _copied(*shipped("cpu"))
+        self.representatives_ = self._picks(X)
+        self.representative_vectors_ = X[self.representatives_]
+        self.labels_ = assign(X, self.representatives_, self.metric).numpy()
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """For rows X (N, D) the representative each belongs to; for bags the rows picked of each."""
+        check_is_fitted(self, "model_")
+        if _is_bags(X):
+            return [self._picks(_array(bag)) for bag in X]
+        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        check_is_fitted(self, "representatives_")
+        rows = np.concatenate([self.representative_vectors_, X])
+        count = len(self.representatives_)
+        return assign(rows, np.arange(count), self.metric).numpy()[count:]
+
+    def fit_predict(self, X: Any, y: Any = None) -> NDArray[np.int64]:
+        labels: NDArray[np.int64] = self.fit(X).labels_
+        return labels
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """For rows minus the mean distance to their representative, for bags the mean F1 of the picks against y.
+
+        Every row belongs to the nearest pick of y; a pick is right if it is the first of its group.
+        """
+        if _is_bags(X):
+            found: list[float] = []
+            for bag, picks, wanted in zip(map(_array, X), self.predict(X), y, strict=True):
+                labels = assign(bag, _rows(wanted, len(bag), len(found)), self.metric)
+                found.append(2 * len(labels[picks].unique()) / (len(picks) + len(wanted)))
+            return float(np.mean(found))
+        labels = self.predict(X)
+        X = _array(X)
+        centres = self.representative_vectors_
+        if self.metric == "cosine":
+            X, centres = (a / np.linalg.norm(a, axis=1, keepdims=True).clip(1e-30) for a in (X, centres))
+        return -float(np.linalg.norm(X - centres[labels], axis=1).mean())
+
+    def save(self, path: str | Path) -> None:
+        """The model and the parameters as one safetensors file; no pickle."""
+        check_is_fitted(self, "model_")
+        save_model(path, self.model_, self.stop_threshold_, selector=json.dumps(self.get_params()))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Selector:
+        """What ``save`` wrote, ready to ``predict`` from bags."""
+        model, threshold, said = load_model(path)
+        found = cls(**json.loads(said.get("selector", "{}")))
+        found.model_, found.stop_threshold_ = model, threshold
+        return found
+
+    def _picks(self, X: NDArray[Any]) -> NDArray[np.int64]:
+        model = (self.model_, self.stop_threshold_)
+        found = select_by(model, X, self.size, self.metric, (self.min_size, self.max_size), seed=self.random_state)
+        rows: NDArray[np.int64] = found.indices[found.indices >= 0].numpy()
+        return rows
+
+    def _tune(self, bags: Sequence[Any], picks: Sequence[Any]) -> Selector:
+        """Stochastic gradient steps of ``subset_nll``, eight bags each."""
+        check_count("epochs", self.epochs, 1)
+        if len(bags) != len(picks) or not len(bags):
+            raise ValueError(f"y: expected the picks of each of {len(bags)} bags, got {len(picks)}")
+        d = [distances(as_vectors(_array(bag), self.metric), self.metric) for bag in bags]
+        wanted = [_rows(pick, len(one), i) for i, (pick, one) in enumerate(zip(picks, d, strict=True))]
+        model, self.stop_threshold_ = _copied(*shipped("cpu"))
+        model.train().requires_grad_(True)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.lr)
+        generator = torch.Generator().manual_seed(self.random_state)
+        for _ in range(self.epochs):
+            for chosen in torch.randperm(len(d), generator=generator).split(8):
+                batch, mask, target = _padded([d[i] for i in chosen], [wanted[i] for i in chosen])
+                loss = subset_nll(model(batch, mask), target, 4, early_stop_weight=0.0, generator=generator)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        self.model_ = model.eval().requires_grad_(False)
+        self.n_features_in_ = _array(bags[0]).shape[1]
+        return self
+
+
+def _is_bags(X: Any) -> bool:
+    """Whether X is several bags: a list of matrices, or (B, N, D)."""
+    first = X[0] if isinstance(X, list | tuple) and len(X) else None
+    return getattr(X, "ndim", 0) == 3 or getattr(first, "ndim", 0) == 2
+
+
+def _array(X: Any) -> NDArray[Any]:
+    return X.detach().cpu().numpy() if isinstance(X, Tensor) else np.asarray(X)
+
+
+def _copied(model: DistanceModel, threshold: float) -> tuple[DistanceModel, float]:
+    return copy.deepcopy(model), threshold
+
+
+def _rows(picks: Any, n: int, bag: int) -> Tensor:
+    rows = torch.as_tensor(np.asarray(picks))
+    if rows.dim() != 1 or rows.is_floating_point() or bool(((rows < 0) | (rows >= n)).any()):
+        raise ValueError(f"y: expected rows from 0 to {n - 1} for bag {bag}, got {rows.tolist()}")
+    return rows.long()
+
+
+def _padded(d: Sequence[Tensor], picks: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Distances (B, N, N), mask (B, N) and picks (B, T), −1 padded."""
+    n, most = max(len(one) for one in d), max(len(rows) for rows in picks)
+    batch, mask = torch.zeros(len(d), n, n), torch.zeros(len(d), n, dtype=torch.bool)
+    target = torch.full((len(d), most), -1)
+    for i, (one, rows) in enumerate(zip(d, picks, strict=True)):
+        batch[i, : len(one), : len(one)] = one
+        mask[i, : len(one)] = True
+        target[i, : len(rows)] = rows
+    return batch, mask, target

@@ -1,0 +1,84 @@
+"""What is told of a selection: a record a pick, a contact sheet with those each stands for, copies of images."""
+
+from __future__ import annotations
+
+import base64
+import html
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchcpl.files import extra, write_atomic
+from torchcpl.potentials import Selection
+from torchcpl.select import assign
+from torchcpl.vectors import Vectors, read_image
+
+SHOWN = 24  # members shown of each group
+_CSS = """
+body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1c2127; background: #f5f6f8;
+  font: 15px/1.5 system-ui, sans-serif; }
+section { display: flex; gap: 1rem; align-items: flex-start; background: #fff; border: 1px solid #e3e7ec;
+  border-radius: 12px; padding: .8rem 1rem; margin: .7rem 0; }
+.pick { flex: 0 0 9rem; } .pick img { width: 8rem; border-radius: 8px; } .pick b { overflow-wrap: anywhere; }
+small { color: #5b6470; display: block; } .rest { display: flex; flex-wrap: wrap; gap: .35rem; }
+.rest img { width: 4rem; border-radius: 4px; } .rest span { background: #eef1f5; border-radius: 6px; padding: 0 .5rem; }
+"""
+
+
+def describe_picks(vectors: Vectors, found: Selection, metric: str) -> list[tuple[list[dict[str, Any]], list[int]]]:
+    """For every answer its picks, each with row, id, probability and how many rows it stands for, and whose each is."""
+    indices = found.indices if found.indices.dim() > 1 else found.indices.unsqueeze(0)  # (R, T)
+    assert found.step_log_prob is not None
+    chances = found.step_log_prob.view_as(indices).exp()
+    answers = []
+    for row, chance in zip(indices, chances.tolist(), strict=True):
+        rows = row[row >= 0]
+        labels = assign(vectors.values, rows, metric)
+        counts = labels.bincount(minlength=len(rows)).tolist()
+        picks = [
+            {"pick": place + 1, "row": i, "id": vectors.ids[i], "probability": round(p, 6), "stands_for": count}
+            for place, (i, p, count) in enumerate(zip(rows.tolist(), chance, counts, strict=False))
+        ]
+        answers.append((picks, labels.tolist()))
+    return answers
+
+
+def copy_picks(folder: Path, vectors: Vectors, picks: Sequence[Mapping[str, Any]]) -> None:
+    """The files of the picks, under their names."""
+    for pick in picks if vectors.files is not None else ():
+        target = folder / pick["id"]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(vectors.files[pick["row"]], target)  # type: ignore[index]
+
+
+def write_sheet(path: str | Path, vectors: Vectors, picks: Sequence[Mapping[str, Any]], labels: Sequence[int]) -> None:
+    """``picks`` as ``describe_picks`` tells them; ``labels`` (N,) is which of them each row belongs to."""
+    members: list[list[int]] = [[] for _ in picks]
+    rows = [pick["row"] for pick in picks]
+    for row, label in enumerate(labels):
+        if len(members[label]) < SHOWN and row != rows[label]:
+            members[label].append(row)
+    sections = []
+    for pick, group in zip(picks, members, strict=True):
+        rest = "".join(_item(vectors, row, 64) for row in group)
+        more = pick["stands_for"] - 1 - len(group)
+        rest += f"<span>and {more:,} more</span>" if more > 0 else ""
+        said = f"<small>{pick['probability']:.0%} · stands for {pick['stands_for']:,}</small>"
+        head = f"<div class=pick>{_item(vectors, pick['row'], 128)}<b>{html.escape(pick['id'])}</b>{said}</div>"
+        sections.append(f"<section>{head}<div class=rest>{rest}</div></section>")
+    title = f"{len(picks)} of {len(vectors.ids):,}"
+    page = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_CSS}</style><h1>{title}</h1>"
+    write_atomic(path, (page + "\n".join(sections) + "\n").encode())
+
+
+def _item(vectors: Vectors, row: int, side: int) -> str:
+    """A picture where there is one, else its name."""
+    name = html.escape(vectors.ids[row])
+    picture = read_image(vectors.files[row], side) if vectors.files is not None else None
+    if picture is None:
+        return f"<span>{name}</span>" if side < 100 else ""
+    with extra():
+        import cv2
+    data = base64.b64encode(cv2.imencode(".jpg", picture[..., ::-1])[1].tobytes()).decode()
+    return f'<img src="data:image/jpeg;base64,{data}" alt="{name}" title="{name}">'

@@ -1,0 +1,42 @@
+"""The piles task as the command line knows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchcpl.tables import Column
+from torchcpl.tasks.benchmark import Benchmark
+from torchcpl.tasks.piles.task import METHODS, PilesConfig, PilesTask
+
+
+class PilesBenchmark(Benchmark[PilesConfig]):
+    summary = "piles: a selector for vectors of kinds and classes it never saw"
+    subject = "Representatives of unseen piles"
+    config = PilesConfig
+    names = METHODS
+    columns = (
+        Column("method", "Method"),
+        Column("clu_rec", "CluRec", 3, "max", share=True),
+        Column("clu_prec", "CluPrec", 3, "max", share=True),
+        Column("clu_f1", "CluF1", 3, "max", share=True),
+        Column("card_err", "CardErr", 2, "min"),
+        Column("ms", "ms", 2, "min"),
+    )
+    reported = "unseen classes and sets"
+    held_out = "new items of the classes trained on"
+    alike = ("source", "leave_out", "validation_bags")
+    lead = (
+        "Each input is the matrix of distances between the items of a bag. The model picks a subset; it is right when "
+        "every class is picked exactly once. Classes and sets in the tables were not trained on."
+    )
+    demo_data = "made-up mixtures, tested on scikit-learn's digits"
+
+    def make_task(self, config: PilesConfig) -> PilesTask:
+        return PilesTask(config)
+
+    def source(self, config: PilesConfig) -> str:
+        return Path(config.source).name or "made-up mixtures"
+
+    def notes(self, config: PilesConfig) -> list[str]:
+        left = f" Left out of training: {', '.join(config.leave_out)}." if config.leave_out else ""
+        return [f"{config.validation_bags} bags a set, scores averaged over the sets.{left}"]

@@ -1,0 +1,312 @@
+"""Bags for a model that sees distances: drawn from real labelled sets, altered, and from made-up mixtures.
+
+All of a bag but its composition is drawn on the device, in groups that share a source, without reading a value back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcpl.encoders.distances import distances
+
+MOST = 40  # classes in a bag
+PRIMES = (10007, 10037, 10061, 10079, 10093, 10111, 10133, 10151, 10169, 10181, 10211, 10243)
+FEWEST = 12  # members of a class in a bag, before it is cut
+SPLIT_FROM = 20  # sets with at least this many classes keep 30 % of them for tests
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Labelled vectors grouped by class: class c has ``count[c]`` rows from ``start[c]`` on."""
+
+    values: Tensor  # (M, D), value = stored · scale + shift
+    scale: Tensor  # (D,) or ()
+    shift: Tensor
+    start: Tensor  # (C,)
+    count: Tensor  # (C,)
+
+    def to(self, device: torch.device) -> Rows:
+        return Rows(*(part.to(device) for part in vars(self).values()))
+
+    def classes(self, chosen: np.ndarray) -> Rows:
+        index = torch.as_tensor(chosen, device=self.start.device)
+        return Rows(self.values, self.scale, self.shift, self.start[index], self.count[index])
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True)
+class LabelledSet:
+    """One data set: rows to train on and rows to test on, and of its classes those training may see.
+
+    ``whole`` is what unseen classes are tested on: the test rows, and all where those are fewer than 12 of a class.
+    """
+
+    name: str
+    train: Rows
+    test: Rows
+    whole: Rows
+    seen: np.ndarray
+    unseen: np.ndarray  # all classes where there are too few to set some aside
+
+
+def rows_of(values: np.ndarray, labels: np.ndarray, classes: int, scale: Tensor, shift: Tensor) -> Rows:
+    # Shuffled within a class: neighbours in the file may be alike.
+    order = np.lexsort((np.random.RandomState(0).rand(len(labels)), labels))
+    count = np.bincount(labels, minlength=classes)
+    start = np.concatenate([[0], count.cumsum()[:-1]])
+    return Rows(
+        torch.from_numpy(np.ascontiguousarray(values[order])),
+        scale,
+        shift,
+        torch.from_numpy(start),
+        torch.from_numpy(count),
+    )
+
+
+def load_sets(folder: str | Path) -> dict[str, LabelledSet]:
+    """Every ``.npz`` below ``folder`` with ``train``, ``train_labels``, ``test`` and ``test_labels``, by name."""
+    found = {}
+    for path in sorted(Path(folder).rglob("*.npz")):
+        with np.load(path, allow_pickle=False) as file:
+            if not {"train", "train_labels", "test", "test_labels"} <= set(file.files):
+                continue
+            name = path.parent.name.split("-")[0] if path.stem == "features" else path.stem
+            scale, shift = (
+                torch.from_numpy(file[key].astype(np.float32)) if key in file.files else torch.tensor(default)
+                for key, default in (("scale", 1.0), ("shift", 0.0))
+            )
+            labels = {part: file[f"{part}_labels"].astype(np.int64) for part in ("train", "test")}
+            classes = 1 + int(max(part.max() for part in labels.values()))
+            order = np.random.RandomState(0).permutation(classes)
+            cut = round(0.7 * classes) if classes >= SPLIT_FROM else classes
+            train, test = (rows_of(file[part], labels[part], classes, scale, shift) for part in ("train", "test"))
+            whole = test
+            if float(test.count.float().median()) < FEWEST and cut < classes:
+                both = (np.concatenate([file[part] for part in labels]), np.concatenate([*labels.values()]))
+                whole = rows_of(*both, classes, scale, shift)
+            found[name] = LabelledSet(name, train, test, whole, order[:cut], order[cut:] if cut < classes else order)
+    if not found:
+        raise ValueError(f"source: expected a folder with .npz files of labelled vectors, got {str(folder)!r}")
+    return found
+
+
+def digits() -> Rows:
+    """scikit-learn's 8 × 8 digits: for tests only."""
+    from sklearn.datasets import load_digits
+
+    values, labels = load_digits(return_X_y=True)
+    return rows_of(values.astype(np.float32), labels, 10, torch.tensor(1.0), torch.tensor(0.0))
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Distances (B, N, N) and classes (B, N), −1 where there is no item."""
+
+    d: Tensor
+    labels: Tensor
+
+    @property
+    def mask(self) -> Tensor:
+        return self.labels >= 0
+
+    def to(self, device: torch.device) -> Bags:
+        return Bags(self.d.to(device), self.labels.to(device))
+
+
+# ---------------------------------------------------------------------------------------------- composition
+
+
+def protocol_labels(batch: int, items: int, classes: int, generator: torch.Generator) -> Tensor:
+    """(B, items) the benchmark's: 3–10 classes of 12–40 members, cut at random to ``items``, −1 for none.
+
+    With more than 160 items up to as many times more classes.
+    """
+    device = generator.device
+    most = min(10 * max(1, items // 160), classes)
+    slots = 40 * most
+    k = torch.randint(min(3, most), most + 1, (batch, 1), generator=generator, device=device)
+    sizes = torch.randint(FEWEST, 41, (batch, most), generator=generator, device=device)
+    sizes = sizes.where(torch.arange(most, device=device) < k, 0)
+    places = torch.arange(slots, device=device).expand(batch, -1).contiguous()
+    labels = torch.searchsorted(sizes.cumsum(1), places, right=True)  # `most` after the last
+    labels = labels.where(labels < most, -1)
+    keys = torch.rand(batch, slots, generator=generator, device=device) + (labels < 0)
+    chosen = labels.gather(1, keys.argsort(1)[:, :items])
+    return F.pad(chosen, (0, items - chosen.shape[1]), value=-1)
+
+
+def wide_labels(batch: int, items: int, classes: int, generator: torch.Generator) -> Tensor:
+    """(B, items) anything: 1–40 classes with shares from equal to very unequal, 1 to ``items`` members in all."""
+    device = generator.device
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(batch, *shape, generator=generator, device=device)
+
+    most = min(MOST, classes)
+    k = (uniform(1) * math.log(most + 0.999)).exp().floor()
+    skew = 2 * uniform(1).square()
+    shares = (skew * torch.randn(batch, most, generator=generator, device=device)).exp()
+    shares = shares.masked_fill(torch.arange(most, device=device) >= k, 0)
+    labels = torch.multinomial(shares, items, replacement=True, generator=generator)
+    size = (k + (items - k).clamp(min=0) * uniform(1).sqrt()).floor()
+    return labels.masked_fill(torch.arange(items, device=device) >= size, -1)
+
+
+def draw_rows(rows: Rows, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Vectors (B, N, D) of random members, none twice, of a random class a label; labels, −1 where it ran out."""
+    batch = len(labels)
+    device = labels.device
+    chosen = torch.rand(batch, len(rows), generator=generator, device=device).argsort(1)  # (B, C)
+    actual = chosen.gather(1, labels.clamp(min=0))  # (B, N)
+    count, start = rows.count[actual], rows.start[actual]
+    before = (labels.unsqueeze(2) == labels.unsqueeze(1)).tril(-1).sum(-1)  # how many of its class come first
+    # A prime step is coprime to any smaller count, so that the members are visited once each.
+    step = torch.tensor(PRIMES, device=device)
+    step = step[torch.randint(len(PRIMES), labels.shape, generator=generator, device=device)]
+    offset = torch.randint(2**40, labels.shape, generator=generator, device=device)
+    step, offset = (part.gather(1, labels.clamp(min=0)) for part in (step, offset))  # one for each class
+    index = start + (offset + before * step) % count.clamp(min=1)
+    labels = labels.masked_fill((before >= count) & (labels >= 0), -1)
+    values = rows.values[index.clamp(max=len(rows.values) - 1)].float() * rows.scale + rows.shift
+    return values, labels
+
+
+# ---------------------------------------------------------------------------------------------- alterations
+
+
+def altered(x: Tensor, mask: Tensor, rng: np.random.Generator, generator: torch.Generator) -> Tensor:
+    """Real vectors (B, N, D) as other extractors might have given them, the same way for the whole group."""
+    device, width = x.device, x.shape[-1]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device)
+
+    real = mask.unsqueeze(-1)
+    total = real.sum((0, 1)).clamp(min=1)
+    mean = (x * real).sum((0, 1)) / total
+    spread = (((x - mean) * real).square().sum((0, 1)) / total).sqrt()
+    level = spread.square().mean().sqrt()
+    if rng.random() < 0.25:  # standardise
+        x = (x - mean) / (spread + 0.05 * level)
+        spread, level = torch.ones_like(spread), torch.ones_like(level)
+    if rng.random() < 0.4 and width > 8:  # some of the columns, others in each bag
+        keep = rng.uniform(0.4, 1)
+        x = x * (torch.rand(len(x), 1, width, generator=generator, device=device) < keep)
+    if rng.random() < 0.2:  # columns of unequal weight
+        x = x * (rng.uniform(0, 1) * normal(len(x), 1, width)).exp()
+    if rng.random() < 0.15:  # a random layer
+        x = (x - mean) / level.clamp(min=1e-12)
+        x = F.relu(x @ (normal(width, 256) * width**-0.5) + rng.uniform(0, 1) * normal(256))
+        level = x.std()
+    if rng.random() < 0.3:  # noise
+        x = x + rng.uniform(0, 0.4) * level * normal(*x.shape)
+    if rng.random() < 0.1:
+        x = x.sign() * (x.abs() / level.clamp(min=1e-12)).pow(rng.uniform(0.5, 1.5))
+    return x
+
+
+def invented(labels: Tensor, rng: np.random.Generator, generator: torch.Generator) -> Tensor:
+    """Vectors (B, N, D) of a made-up mixture with a component for each label."""
+    batch, n = labels.shape
+    device = labels.device
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, device=device)
+
+    latent = int(np.exp(rng.uniform(np.log(2), np.log(48))))
+    where = labels.clamp(min=0).unsqueeze(-1).expand(-1, -1, latent)
+    # Distance of two centres in standard deviations of a component along the line between them.
+    apart = (uniform(batch, 1, 1) * math.log(4) + math.log(3)).exp()
+    centres = normal(batch, MOST, latent) * apart / math.sqrt(2 * latent)
+    if rng.random() < 0.25:  # groups of groups
+        above = torch.randint(4, (batch, MOST, 1), generator=generator, device=device).expand(-1, -1, latent)
+        centres = centres + rng.uniform(0.5, 3) * apart * normal(batch, 4, latent).gather(1, above) / latent**0.5
+    size = (rng.uniform(0, 0.6) * normal(batch, MOST, 1) + rng.uniform(0, 0.7) * normal(batch, MOST, latent)).exp()
+    noise = normal(batch, n, latent)
+    kind = rng.random()
+    if kind < 0.2:  # heavy tails
+        noise = noise / uniform(batch, n, 1).clamp(min=0.02).pow(rng.uniform(0.15, 0.5))
+    elif kind < 0.35:
+        noise = 3.4 * uniform(batch, n, latent) - 1.7
+    x = centres.gather(1, where) + noise * size.gather(1, where)
+    if rng.random() < 0.3:  # bent, or rings
+        angle = rng.uniform(1, 2 * math.pi) * (uniform(batch, n, 1) - 0.5)
+        u, v = (F.normalize(normal(batch, MOST, latent), dim=-1).gather(1, where) for _ in range(2))
+        radius = rng.uniform(1, 5)
+        x = x + radius * (angle.sin() * u + angle.cos() * v)
+    width = int(np.exp(rng.uniform(np.log(2), np.log(256))))
+    if rng.random() < 0.5:  # through a random network
+        hidden = 64
+        first = normal(batch, latent, hidden) * rng.uniform(0.3, 1.5) / x.std().clamp(min=1e-6) / latent**0.5
+        x = torch.tanh(x @ first + 0.5 * normal(batch, 1, hidden)) @ normal(batch, hidden, max(width, 8))
+    elif rng.random() < 0.7:
+        x = x @ normal(batch, latent, max(width, latent))
+    decay = torch.arange(1, x.shape[-1] + 1, device=device).pow(-rng.uniform(0, 1.0))
+    if rng.random() < 0.5:
+        x = x + rng.uniform(0, 0.6) * x.std() * normal(*x.shape) * decay
+    if rng.random() < 0.1:  # near-duplicates
+        twin = torch.arange(n, device=device) // 2 * 2
+        same = (labels == labels[:, twin]).unsqueeze(-1)
+        x = torch.where(same, x[:, twin] + 0.01 * x.std() * normal(*x.shape), x)
+    return x
+
+
+# ---------------------------------------------------------------------------------------------- bags
+
+
+class Mixture:
+    """Training bags of real sets and made-up ones; batch ``step`` is a function of ``(seed, step)`` alone."""
+
+    def __init__(self, sets: list[Rows], seed: int, device: torch.device, group: int, synthetic: float) -> None:
+        self.sets, self.seed, self.device = [rows.to(device) for rows in sets], seed, device
+        self.group, self.synthetic = group, synthetic if sets else 1.0
+        self.generator = torch.Generator(device)
+
+    @torch.no_grad()
+    def bags(self, step: int, batch: int, items: int, wide: float) -> Bags:
+        """``batch`` bags of at most ``items``; a share ``wide`` of the groups has any composition."""
+        self.generator.manual_seed(self.seed * 1_000_003 + step)
+        rng = np.random.default_rng([self.seed, step])
+        parts = [self._group(min(self.group, batch - i), items, wide, rng) for i in range(0, batch, self.group)]
+        return Bags(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def _group(self, batch: int, items: int, wide: float, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        made_up = rng.random() < self.synthetic
+        rows = None if made_up else self.sets[rng.integers(len(self.sets))]
+        compose = wide_labels if rng.random() < wide else protocol_labels
+        labels = compose(batch, items, MOST if rows is None else len(rows), self.generator)
+        if rows is None:
+            x = invented(labels, rng, self.generator)
+        else:
+            x, labels = draw_rows(rows, labels, self.generator)
+            x = altered(x, labels >= 0, rng, self.generator) if rng.random() < 0.5 else x
+        d = distances(x, "cosine" if rng.random() < 0.35 else "euclidean")
+        if rng.random() < 0.08:  # another metric
+            d = d.pow(rng.uniform(0.6, 1.6))
+        return d, labels
+
+
+@torch.no_grad()
+def fixed_vectors(rows: Rows, count: int, items: int = 160, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """``count`` bags of the benchmark's protocol: vectors (B, N, D) and labels (B, N), by a fixed seed on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = protocol_labels(count, items, len(rows), generator)
+    return draw_rows(rows, labels, generator)
+
+
+def fixed_bags(rows: Rows, count: int, items: int = 160, seed: int = 1) -> Bags:
+    """Their distances."""
+    x, labels = fixed_vectors(rows, count, items, seed)
+    return Bags(distances(x), labels)

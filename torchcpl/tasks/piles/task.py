@@ -1,0 +1,319 @@
+"""Piles: a model of distances, trained on many kinds of vectors, tested on classes and whole sets it never saw."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchcpl.config import TrainConfig, option
+from torchcpl.constraints import Rules
+from torchcpl.decoding import greedy
+from torchcpl.encoders.distances import DistanceModel, distance_features
+from torchcpl.functional import logsumexp, prefix_logits
+from torchcpl.metrics import cluster_scores
+from torchcpl.potentials import Potentials, Selection
+from torchcpl.tasks.base import SelectionModel
+from torchcpl.tasks.piles.data import FEWEST, MOST, Bags, Mixture, Rows, digits, fixed_bags, load_sets
+from torchcpl.train import device_of
+
+METHODS = {"cpl": "CPL"}
+COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
+STOP = 0.35  # P(stop) at which to stop, unless one is chosen
+OWN_STEPS = 18
+THRESHOLDS = (0.03, 0.06, *(round(0.05 * i, 2) for i in range(2, 18)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PilesConfig(TrainConfig):
+    """A selector for vectors of any kind."""
+
+    method: str = option("cpl", "how subsets are selected", choices=METHODS)
+    kind: str = option("coverage", "interaction", choices=("coverage",))
+    source: str = option("", "folder of labelled .npz files; empty for made-up mixtures only")
+    leave_out: tuple[str, ...] = option((), "sets of the folder that training must not see")
+    dim: int = option(128, "width of the nodes", low=1)
+    layers: int = option(4, "attention layers, two for every update of the pairs", low=2)
+    heads: int = option(8, "attention heads", low=1)
+    edge: int = option(32, "width of the pairs", low=1)
+    steps: int = option(200, "steps of an epoch", low=1)
+    items: int = option(160, "most items of a bag", low=2)
+    large: int = option(400, "most items of a bag in every eighth step, with fewer bags", low=2)
+    synthetic: float = option(0.25, "share of made-up bags", low=0.0, high=1.0)
+    wide: float = option(0.2, "share of bags whose composition is not the benchmark's", low=0.0, high=1.0)
+    group: int = option(16, "bags of a batch that share a source", low=1)
+    permutations: int = option(2, "random orders of each target", low=1)
+    pair_weight: float = option(1.0, "weight of telling whether two items are of one class", low=0.0)
+    count_weight: float = option(1.0, "weight of guessing the number of classes", low=0.0)
+    validation_bags: int = option(40, "bags of each set", low=1)
+
+
+def cover_nll(pot: Potentials, labels: Tensor, orders: Tensor, beyond: int = 0) -> Tensor:
+    """−log P(the next pick is of a class not yet covered), or of the stop once all are; mean over prefixes, (B,).
+
+    The marginal over which member represents a class: every member is a right answer. ``orders`` (B, P, T) are picks
+    that lead through the contexts, right or wrong; −1 after the end. After the first that covers all, ``beyond`` more
+    prefixes count: else long ones are seen of large bags alone, and many picks would speak against the stop.
+    """
+    steps = orders.shape[2]
+    logits = prefix_logits(pot, orders, Rules(pot))  # (B, P, T+1, N+1)
+    picked = labels.unsqueeze(1).expand(-1, orders.shape[1], -1).gather(2, orders.clamp(min=0))
+    hit = picked.masked_fill(orders < 0, -2).unsqueeze(-1) == labels[:, None, None]  # (B, P, T, N)
+    place = torch.arange(steps + 1, device=labels.device)
+    when = torch.where(hit, place[:-1, None], steps + 1).amin(2)  # (B, P, N) the pick that covers the item's class
+    left = (when.unsqueeze(2) >= place[:, None]) & (labels >= 0)[:, None, None]  # (B, P, T+1, N)
+    norm = logits.logsumexp(-1)
+    going_on = norm - logsumexp(logits[..., :-1].masked_fill(~left, -torch.inf))
+    more = left.any(-1)  # (B, P, T+1)
+    counted = place <= more.sum(-1, keepdim=True) + beyond
+    terms = torch.where(more, going_on, norm - logits[..., -1]).masked_fill(~counted, 0)
+    return (terms.sum(-1) / counted.sum(-1)).mean(1)
+
+
+@torch.no_grad()
+def own_orders(pot: Potentials, steps: int, noise: Sequence[float]) -> Tensor:
+    """(B, P, T) picks of the model itself without a stop, with Gumbel noise of these scales on the logits.
+
+    Contexts as decoding meets them, mistakes included.
+    """
+    cover = pot.interaction.cover.transpose(1, 2)  # type: ignore[attr-defined]  # (B, N picks, N)
+    batch, n = pot.unary.shape
+    scale = torch.tensor(noise, device=cover.device).view(1, -1, 1)
+    covered = cover.new_zeros(batch, len(noise), n)
+    taken = ~pot.mask.unsqueeze(1).expand(covered.shape)
+    picks = []
+    for _ in range(min(steps, n)):
+        drawn = -torch.empty_like(covered).exponential_().clamp(min=1e-20).log()
+        scores = pot.unary.unsqueeze(1) - covered.log1p() + scale * drawn
+        best, pick = scores.masked_fill(taken, -torch.inf).max(-1)
+        picks.append(pick.masked_fill(best == -torch.inf, -1))
+        taken = taken.scatter(2, pick.unsqueeze(-1), True)
+        covered = covered + cover.gather(1, pick.unsqueeze(-1).expand(-1, -1, n)).clamp(max=30).exp()
+    return torch.stack(picks, -1)
+
+
+def random_orders(labels: Tensor, permutations: int, generator: torch.Generator | None = None) -> Tensor:
+    """(B, P, T) one random member of every class in random order, −1 after the end, T = 40."""
+    batch, n = labels.shape
+    keys = torch.rand(batch, permutations, n, device=labels.device, generator=generator)
+    classes = torch.arange(MOST, device=labels.device).view(1, 1, -1, 1)
+    own = labels.view(batch, 1, 1, n) == classes  # (B, 1, T, N)
+    best, member = keys.unsqueeze(2).masked_fill(~own, -1).max(-1)  # (B, P, T)
+    order = (torch.rand(member.shape, device=labels.device, generator=generator) + 2 * (best < 0)).argsort(-1)
+    return member.masked_fill(best < 0, -1).gather(2, order)
+
+
+def pair_loss(same: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of logits (B, P) against "of one class", both answers weighted alike in every bag."""
+    n = labels.shape[1]
+    first, second = torch.triu_indices(n, n, 1, device=labels.device)
+    a, b = labels[:, first], labels[:, second]
+    real = ((a >= 0) & (b >= 0)).float()
+    target = (a == b).float()
+    loss = F.binary_cross_entropy_with_logits(same, target, reduction="none")
+    yes, no = real * target, real * (1 - target)
+    parts = [(loss * part).sum(1) / part.sum(1).clamp(min=1) for part in (yes, no)]
+    return ((parts[0] + parts[1]) / 2).mean()
+
+
+class PilesModel(SelectionModel):
+    """``model(batch)`` is the loss; ``model.net`` the selector itself, whose potentials are all there is to encode."""
+
+    def __init__(self, config: PilesConfig) -> None:
+        super().__init__()
+        self.net = DistanceModel(config.dim, config.layers, config.heads, config.edge)
+        self.permutations = config.permutations
+        self.pair_weight, self.count_weight = config.pair_weight, config.count_weight
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        labels = batch["labels"]
+        pot, same, log_k = self.net.judge(batch["nodes"], batch["edges"], labels >= 0)
+        taught = cover_nll(pot, labels, random_orders(labels, self.permutations)).mean()
+        own = cover_nll(pot, labels, own_orders(pot, OWN_STEPS, (0.0, 0.5)), beyond=4).mean()
+        nll = (taught + own) / 2
+        pairs = torch.stack([pair_loss(logits, labels) for logits in same]).mean()
+        count = F.smooth_l1_loss(log_k, count_classes(labels).clamp(min=1).log(), beta=0.3)
+        loss = nll + self.pair_weight * pairs + self.count_weight * count
+        return {"loss": loss, "taught": taught, "own": own, "pairs": pairs, "count": count}
+
+    def encode(self, inputs: Bags) -> Potentials:
+        pot: Potentials = self.net(inputs.d, inputs.mask)
+        return pot
+
+    def decode(self, features: Potentials, inputs: Bags, knob: float | None = None) -> Selection:
+        return greedy(features, min_len=1, stop_threshold=STOP if knob is None else knob)
+
+
+class Ahead:
+    """Batches by number on CUDA, each drawn by a thread and on a stream of its own while the one before is in use."""
+
+    QUIET = 32  # first calls without a thread: nothing else may allocate while the loop captures its graph
+
+    def __init__(self, draw: Callable[[int], dict[str, Tensor]]) -> None:
+        self.draw = draw
+        self.pool = ThreadPoolExecutor(1)
+        self.waiting: dict[int, Future[tuple[dict[str, Tensor], torch.cuda.Event]]] = {}
+        self.calls, self.last = 0, 0
+        self.stream: torch.cuda.Stream | None = None
+
+    def _drawn(self, step: int) -> tuple[dict[str, Tensor], torch.cuda.Event]:
+        if self.stream is None:
+            self.stream = torch.cuda.Stream()
+        with torch.cuda.stream(self.stream):
+            batch, event = self.draw(step), torch.cuda.Event()
+            event.record()
+        return batch, event
+
+    def __call__(self, step: int) -> dict[str, Tensor]:
+        stride, self.last, self.calls = step - self.last, step, self.calls + 1
+        if self.calls <= self.QUIET:
+            return self.draw(step)
+        future = self.waiting.pop(step, None) or self.pool.submit(self._drawn, step)
+        self.waiting = {step + stride: self.pool.submit(self._drawn, step + stride)}
+        batch, event = future.result()
+        current = torch.cuda.current_stream()
+        current.wait_event(event)
+        for tensor in batch.values():
+            tensor.record_stream(current)
+        return batch
+
+
+class PilesTask:
+    """What the training loop needs: a model, batches by number, and validation."""
+
+    ordered = False
+    metric = "clu_f1"
+    higher_is_better = True
+    capturable = True
+
+    def __init__(self, config: PilesConfig) -> None:
+        self.config = config
+        self.device = device_of(config)
+        sets = load_sets(config.source) if config.source else {}
+        unknown = set(config.leave_out) - set(sets)
+        if unknown:
+            raise ValueError(f"leave_out: expected some of {', '.join(sets)}, got {sorted(unknown)[0]!r}")
+        self.sets = sets
+        trained = {name: one for name, one in sets.items() if name not in config.leave_out}
+        self.mixture = Mixture(
+            [one.train.classes(one.seen) for one in trained.values()],
+            config.seed, self.device, config.group, config.synthetic,
+        )  # fmt: skip
+        self.ahead = Ahead(self.draw)
+        count = config.validation_bags
+        # Choices are made on new rows of the classes that training sees; without any, on made-up bags.
+        new = {name: one.test.classes(one.seen) for name, one in trained.items()}
+        self.chosen_on = {
+            name: fixed_bags(rows, count, seed=2)
+            for name, rows in new.items()
+            if float(rows.count.float().median()) >= FEWEST
+        }
+        if not self.chosen_on:
+            fresh = Mixture([], config.seed + 1, torch.device("cpu"), config.group, 1.0)
+            self.chosen_on["synthetic"] = fresh.bags(2**30, count, config.items, 0.0)
+        self.reported = {name: fixed_bags(rows, count) for name, rows in self.reported_rows().items()}
+
+    def reported_rows(self) -> dict[str, Rows]:
+        """Rows never trained on: of unseen classes, of all classes where the set is left out; and digits."""
+        out = self.config.leave_out
+        found = {name: one.whole if name in out else one.whole.classes(one.unseen) for name, one in self.sets.items()}
+        return {**found, "digits": digits()}
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.config.steps
+
+    def build(self, pretrained: bool = True) -> PilesModel:
+        return PilesModel(self.config)
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        return self.ahead(step) if self.device.type == "cuda" else self.draw(step)
+
+    @torch.no_grad()
+    def draw(self, step: int) -> dict[str, Tensor]:
+        config = self.config
+        items, count, wide = config.items, config.batch_size, config.wide
+        if step % 8 == 7 and config.large > items:
+            items, count, wide = config.large, max(1, round(count * (items / config.large) ** 2)), 0.5
+        bags = self.mixture.bags(step, count, items, wide)
+        nodes, edges = distance_features(bags.d, bags.mask)
+        return {"nodes": nodes, "edges": edges, "labels": bags.labels}
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """Mean CluF1 at the best threshold on the bags choices are made on; at that, each reported set's scores."""
+        scores = self.evaluate(model, self.chosen_on, THRESHOLDS)
+        knob = max(THRESHOLDS, key=lambda value: mean(scores[value])["clu_f1"])
+        both = self.evaluate(model, self.reported, (knob, None))
+        found = {**mean(scores[knob]), "knob": knob}
+        found.update({f"reported_{key}": value for key, value in mean(both[knob]).items()})
+        found["told_clu_f1"] = mean(both[None])["clu_f1"]
+        for name, row in both[knob].items():
+            told = both[None][name]["clu_f1"]
+            found.update({f"{name}_clu_f1": row["clu_f1"], f"{name}_card_err": row["card_err"], f"{name}_told": told})
+        return found
+
+    def report(self, model: nn.Module, knob: float | None) -> dict[str, float]:
+        """Mean scores over the reported sets."""
+        knob = STOP if knob is None else knob
+        return mean(self.evaluate(model, self.reported, (knob,))[knob])
+
+    def examples(self, batch: int, limit: int) -> list[Bags]:
+        """The first bags of the first reported set, ``batch`` at a time, up to ``limit`` times."""
+        bags = next(iter(self.reported.values()))
+        limit = min(limit, len(bags.labels) // batch)
+        if not limit:
+            raise ValueError(f"batch: expected at most {len(bags.labels)}, the run's validation_bags, got {batch}")
+        parts = zip(bags.d.split(batch), bags.labels.split(batch), strict=True)
+        return [Bags(d, labels).to(self.device) for d, labels in itertools.islice(parts, limit)]
+
+    @torch.no_grad()
+    def evaluate(self, model: Any, sets: dict[str, Bags], knobs: tuple[Any, ...]) -> dict[Any, dict[str, Any]]:
+        """For every threshold of the stop, or None for the true number of picks, every set's mean scores."""
+        net = model.net
+        found: dict[Any, dict[str, Any]] = {knob: {} for knob in knobs}
+        for name, bags in sets.items():
+            rows: dict[Any, list[dict[str, Tensor]]] = {knob: [] for knob in knobs}
+            for d, labels in zip(bags.d.split(20), bags.labels.split(20), strict=True):
+                d, labels = d.to(self.device), labels.to(self.device)
+                picks, stop = path(net(d, labels >= 0))
+                for knob in knobs:
+                    length = count_classes(labels) if knob is None else first_stop(stop, knob)
+                    places = torch.arange(picks.shape[1], device=picks.device)
+                    rows[knob].append(cluster_scores(picks.masked_fill(places >= length.unsqueeze(-1), -1), labels))
+            for knob in knobs:
+                found[knob][name] = {
+                    key: float(torch.cat([r[key] for r in rows[knob]]).mean()) for key in rows[knob][0]
+                }
+        return found
+
+
+def path(pot: Potentials, most: int = 30) -> tuple[Tensor, Tensor]:
+    """The greedy picks (B, T) without a stop, and P(stop) after each number of them (B, T+1).
+
+    Greedy picks do not depend on where one stops, so every threshold's answer is a prefix.
+    """
+    never = replace(pot, stop=torch.full_like(pot.stop, -1e4))
+    picks = greedy(never, most).indices
+    return picks, prefix_logits(pot, picks.unsqueeze(1), Rules(pot))[:, 0].softmax(-1)[..., -1]
+
+
+def first_stop(stop: Tensor, threshold: float) -> Tensor:
+    """(B,) the number of picks, at least one, after which P(stop) (B, T+1) first reaches the threshold."""
+    reached = stop[:, 1:] >= threshold
+    return torch.where(reached.any(1), reached.float().argmax(1) + 1, stop.shape[1] - 1)
+
+
+def count_classes(labels: Tensor) -> Tensor:
+    """(B,) how many classes the bags (B, N) hold."""
+    return (labels.unsqueeze(-1) == torch.arange(MOST, device=labels.device)).any(1).sum(-1)
+
+
+def mean(scores: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Over the sets."""
+    return {key: sum(row[key] for row in scores.values()) / len(scores) for key in COLUMNS}

@@ -1,0 +1,281 @@
+"""Files of vectors in (NumPy, CSV, Parquet, JSON lines, a folder of images), picks out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchcpl.files import extra, write_atomic
+
+IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+READ = (".npy", ".npz", ".csv", ".parquet", ".jsonl")
+WRITTEN = (".csv", ".json", ".parquet", ".npy")
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """Rows of a file: ``values`` (N, D), perhaps mapped from disk; their names; for images where they are."""
+
+    values: NDArray[Any]
+    ids: Sequence[str]
+    weights: NDArray[Any] | None = None
+    files: Sequence[Path] | None = None
+    skipped: int = 0  # images that could not be read
+
+    def row(self, name: str) -> int:
+        """Of the row called ``name``."""
+        if isinstance(self.ids, _Numbers):
+            place = int(name) if name.isdigit() else len(self.ids)
+        else:
+            place = next((i for i, known in enumerate(self.ids) if known == name), len(self.ids))
+        if place >= len(self.ids):
+            raise ValueError(f"id: expected one of the file's {len(self.ids)} rows, got {name!r}")
+        return place
+
+
+class _Numbers(Sequence[str]):
+    """The names of rows that have none: their numbers, not stored."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, i: Any) -> Any:
+        if not 0 <= i < self.rows:
+            raise IndexError(i)
+        return str(i)
+
+
+def read_vectors(
+    path: str | Path,
+    *,
+    column: str | None = None,
+    weights: str | None = None,
+    resnet: str | Path | None = None,
+    strict: bool = False,
+) -> Vectors:
+    """The rows of a file or the images of a folder.
+
+    ``.npy``: (N, D), mapped from disk. ``.npz``: its only 2-D array, or the one named ``column``; names from ``ids``.
+    ``.csv``: all columns are numbers but ``id``. ``.parquet``, ``.jsonl``: ``column`` holds the vectors, by default the
+    only one of lists; names from ``id``. In these three ``weights`` may name a column. A folder of images goes through
+    the ResNet-18 whose weights are in ``resnet``; broken ones are skipped and counted, or with ``strict`` refused.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _images(path, resnet, strict)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    if path.suffix not in READ:
+        raise ValueError(f"{path}: expected a folder of images or one of {', '.join(READ)}")
+    if path.suffix in (".npy", ".npz"):
+        return _checked(path, *_numpy(path, column), None)
+    read = {".csv": _csv, ".parquet": _parquet, ".jsonl": _jsonl}[path.suffix]
+    table = read(path)
+    ids = table.pop("id", None)
+    bonus = _numbers(path, weights, table.pop(weights)) if weights in table else None
+    return _checked(path, _matrix(path, table, column), ids, bonus)
+
+
+def _checked(path: Path, values: NDArray[Any], ids: Iterable[Any] | None, weights: NDArray[Any] | None) -> Vectors:
+    if values.dtype.kind not in "fiu":
+        raise ValueError(f"{path}: expected numbers, got an array of dtype {values.dtype}")
+    if values.ndim != 2 or 0 in values.shape:
+        raise ValueError(f"{path}: expected (N, D) with at least one row and column, got shape {values.shape}")
+    names: Sequence[str] = _Numbers(len(values)) if ids is None else [str(name) for name in ids]
+    if len(names) != len(values):
+        raise ValueError(f"{path}: expected {len(values)} ids, one a row, got {len(names)}")
+    if ids is not None and len(set(names)) < len(names):
+        seen: set[str] = set()
+        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"{path}: expected different ids, got {twice!r} twice")
+    return Vectors(values, names, weights)
+
+
+def _numpy(path: Path, column: str | None) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    try:
+        if path.suffix == ".npy":
+            return np.load(path, mmap_mode="r", allow_pickle=False), None
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except Exception as error:  # numpy and zipfile have many errors for a foreign or damaged file
+        raise ValueError(f"{path}: not a readable file of plain arrays: {error}") from None
+    ids = arrays.pop("ids", None)
+    found = [name for name, array in arrays.items() if array.ndim == 2] if column is None else [column]
+    if len(found) != 1 or found[0] not in arrays:
+        raise ValueError(f"{path}: expected --column, one of {', '.join(arrays) or 'no arrays'}, got {column!r}")
+    return arrays[found[0]], ids
+
+
+def _csv(path: Path) -> dict[str, list[Any]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = [row for row in csv.reader(file) if row]
+    if not rows:
+        raise ValueError(f"{path}: expected rows, got an empty file")
+    header = [str(i) for i in range(len(rows[0]))]
+    if not all(_is_number(cell) for cell in rows[0]):
+        header, rows = rows[0], rows[1:]
+    if len(set(header)) < len(header):
+        raise ValueError(f"{path}: expected columns of different names, got {', '.join(header[:8])}")
+    for number, row in enumerate(rows):
+        if len(row) != len(header):
+            raise ValueError(f"{path}: expected {len(header)} cells in every row, got {len(row)} in row {number}")
+    return {name: [row[i] for row in rows] for i, name in enumerate(header)}
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _jsonl(path: Path) -> dict[str, list[Any]]:
+    table: dict[str, list[Any]] = {}
+    count = 0
+    with path.open(encoding="utf-8") as file:
+        for count, line in enumerate(filter(str.strip, file), 1):
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}: line {count} is not JSON: {error}") from None
+            record = {"vector": record} if isinstance(record, list) else record
+            if not isinstance(record, dict) or (table and record.keys() != table.keys()):
+                raise ValueError(f"{path}: expected objects with the same keys in every line, line {count} differs")
+            for name, value in record.items():
+                table.setdefault(name, []).append(value)
+    if not count:
+        raise ValueError(f"{path}: expected rows, got an empty file")
+    return table
+
+
+def _parquet(path: Path) -> dict[str, list[Any]]:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ImportError("Parquet files need: pip install pyarrow") from error
+    try:
+        table: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
+    except Exception as error:  # pyarrow's own errors
+        raise ValueError(f"{path}: not a readable Parquet file: {error}") from None
+    return table
+
+
+def _matrix(path: Path, table: Mapping[str, list[Any]], column: str | None) -> NDArray[Any]:
+    """The column of vectors, or all columns of numbers side by side."""
+    lists = [name for name, cells in table.items() if cells and isinstance(cells[0], list)]
+    if column is None and not lists:
+        if not table:
+            raise ValueError(f"{path}: expected columns of numbers beside id, got none")
+        return np.stack([_numbers(path, name, cells) for name, cells in table.items()], 1)
+    found = lists if column is None else [column]
+    if len(found) != 1 or found[0] not in table:
+        raise ValueError(f"{path}: expected --column, one of {', '.join(table)}, got {column!r}")
+    try:
+        return np.array(table[found[0]], dtype=np.float64)
+    except (ValueError, TypeError):
+        raise ValueError(f"{path}: {found[0]}: expected vectors of numbers of one length") from None
+
+
+def _numbers(path: Path, name: str | None, cells: list[Any]) -> NDArray[Any]:
+    for row, cell in enumerate(cells):
+        if not (_is_number(cell) if isinstance(cell, str) else isinstance(cell, int | float)):
+            raise ValueError(f"{path}: expected numbers in column {name!r}, got {cell!r} in row {row}")
+    return np.array(cells, dtype=np.float64)
+
+
+def _images(folder: Path, resnet: str | Path | None, strict: bool) -> Vectors:
+    """ResNet-18 features of the images below a folder, each cut to a square."""
+    import torch
+
+    from torchcpl.encoders.resnet import load_resnet18, prepare
+
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGES)
+    if not found:
+        raise ValueError(f"{folder}: expected images ({', '.join(IMAGES)}), found none")
+    if resnet is None:
+        raise ValueError(f"{folder}: images need --resnet, a file with the weights of a ResNet-18")
+    net = load_resnet18(resnet)
+    files, rows = [], []
+    for batch in _batches(found, 64):
+        pictures = {path: picture for path in batch if (picture := read_image(path, 224)) is not None}
+        broken = next((path for path in batch if path not in pictures), None)
+        if strict and broken:
+            raise ValueError(f"{broken}: not a readable image")
+        if pictures:
+            files += list(pictures)
+            with torch.inference_mode():
+                rows.append(net.features(prepare(torch.from_numpy(np.stack(list(pictures.values()))))).numpy())
+    if not files:
+        raise ValueError(f"{folder}: expected readable images, all {len(found)} are broken")
+    ids = [path.relative_to(folder).as_posix() for path in files]
+    return Vectors(np.concatenate(rows), ids, None, files, len(found) - len(files))
+
+
+def read_image(path: Path, side: int) -> NDArray[np.uint8] | None:
+    """The middle square of an image, (side, side, 3) RGB; None if it cannot be read."""
+    with extra():
+        import cv2
+    data = np.fromfile(path, np.uint8)
+    picture = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
+    if picture is None:
+        return None
+    height, width = picture.shape[:2]
+    short = min(height, width)
+    top, left = (height - short) // 2, (width - short) // 2
+    square = picture[top : top + short, left : left + short, ::-1]
+    return np.ascontiguousarray(cv2.resize(square, (side, side), interpolation=cv2.INTER_AREA))
+
+
+def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for i in range(0, len(items), size):
+        yield items[i : i + size]
+
+
+def write_picks(path: str | Path, picks: Sequence[Mapping[str, Any]]) -> None:
+    """One record a pick as ``.csv``, ``.json`` or ``.parquet``, or their rows alone as ``.npy``."""
+    path = Path(path)
+    check_out(path)
+    if path.suffix == ".json":
+        data = (json.dumps(list(picks), indent=1, ensure_ascii=False) + "\n").encode()
+    elif path.suffix == ".csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(picks[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(picks)
+        data = text.getvalue().encode()
+    else:
+        raw = io.BytesIO()
+        if path.suffix == ".npy":
+            np.save(raw, np.array([pick["row"] for pick in picks]))
+        else:
+            import pyarrow
+            from pyarrow import parquet
+
+            parquet.write_table(pyarrow.Table.from_pylist(list(picks)), raw)
+        data = raw.getvalue()
+    write_atomic(path, data)
+
+
+def check_out(path: Path) -> None:
+    """Refuse a file that could not be written, before anything is computed."""
+    if path.suffix not in WRITTEN:
+        raise ValueError(f"{path}: expected one of {', '.join(WRITTEN)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path}: expected a folder that exists, {path.parent} does not")
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError as error:
+            raise ImportError("Parquet files need: pip install pyarrow") from error
