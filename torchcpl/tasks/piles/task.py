@@ -18,7 +18,7 @@ from torchcpl.decoding import greedy
 from torchcpl.encoders.distances import DistanceModel, distance_features
 from torchcpl.functional import logsumexp, prefix_logits
 from torchcpl.metrics import cluster_scores
-from torchcpl.potentials import Potentials, Selection
+from torchcpl.potentials import Potentials, Selection, picked_mask
 from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.piles.data import FEWEST, MOST, Bags, Mixture, Rows, digits, fixed_bags, load_sets
 from torchcpl.train import device_of
@@ -26,7 +26,8 @@ from torchcpl.train import device_of
 METHODS = {"cpl": "CPL"}
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
 STOP = 0.35  # P(stop) at which to stop, unless one is chosen
-OWN_STEPS = 18
+OWN_STEPS = 18  # of the model's own picks
+BEYOND = 4  # contexts in which all is covered and more was picked
 THRESHOLDS = (0.03, 0.06, *(round(0.05 * i, 2) for i in range(2, 18)))
 
 
@@ -55,11 +56,11 @@ class PilesConfig(TrainConfig):
 
 
 def cover_nll(pot: Potentials, labels: Tensor, orders: Tensor, beyond: int = 0) -> Tensor:
-    """−log P(the next pick is of a class not yet covered), or of the stop once all are; mean over prefixes, (B,).
+    """−log P(the next pick is of a class not yet covered), or of the stop after as many picks as classes; (B,).
 
     The marginal over which member represents a class: every member is a right answer. ``orders`` (B, P, T) are picks
-    that lead through the contexts, right or wrong; −1 after the end. After the first that covers all, ``beyond`` more
-    prefixes count: else long ones are seen of large bags alone, and many picks would speak against the stop.
+    that lead through the contexts, right or wrong; −1 after the end. With k classes the mean is over the prefixes of
+    up to k + ``beyond`` picks: else long ones would be seen of large bags alone, and many picks speak against the stop.
     """
     steps = orders.shape[2]
     logits = prefix_logits(pot, orders, Rules(pot))  # (B, P, T+1, N+1)
@@ -70,9 +71,9 @@ def cover_nll(pot: Potentials, labels: Tensor, orders: Tensor, beyond: int = 0) 
     left = (when.unsqueeze(2) >= place[:, None]) & (labels >= 0)[:, None, None]  # (B, P, T+1, N)
     norm = logits.logsumexp(-1)
     going_on = norm - logsumexp(logits[..., :-1].masked_fill(~left, -torch.inf))
-    more = left.any(-1)  # (B, P, T+1)
-    counted = place <= more.sum(-1, keepdim=True) + beyond
-    terms = torch.where(more, going_on, norm - logits[..., -1]).masked_fill(~counted, 0)
+    k = count_classes(labels).view(-1, 1, 1)
+    counted = place <= k + beyond  # (B, 1, T+1)
+    terms = torch.where(place < k, going_on, norm - logits[..., -1]).masked_fill(~counted, 0)
     return (terms.sum(-1) / counted.sum(-1)).mean(1)
 
 
@@ -98,15 +99,18 @@ def own_orders(pot: Potentials, steps: int, noise: Sequence[float]) -> Tensor:
     return torch.stack(picks, -1)
 
 
-def random_orders(labels: Tensor, permutations: int, generator: torch.Generator | None = None) -> Tensor:
-    """(B, P, T) one random member of every class in random order, −1 after the end, T = 40."""
+def random_orders(labels: Tensor, permutations: int, beyond: int = 0) -> Tensor:
+    """(B, P, T) one random member of every class in random order, then ``beyond`` others, −1 after the end."""
     batch, n = labels.shape
-    keys = torch.rand(batch, permutations, n, device=labels.device, generator=generator)
-    classes = torch.arange(MOST, device=labels.device).view(1, 1, -1, 1)
-    own = labels.view(batch, 1, 1, n) == classes  # (B, 1, T, N)
+    keys = torch.rand(batch, permutations, n, device=labels.device)
+    own = labels.view(batch, 1, 1, n) == torch.arange(MOST, device=labels.device).view(1, 1, -1, 1)  # (B, 1, T, N)
     best, member = keys.unsqueeze(2).masked_fill(~own, -1).max(-1)  # (B, P, T)
-    order = (torch.rand(member.shape, device=labels.device, generator=generator) + 2 * (best < 0)).argsort(-1)
-    return member.masked_fill(best < 0, -1).gather(2, order)
+    order = (torch.rand(member.shape, device=labels.device) + 2 * (best < 0)).argsort(-1)
+    first = member.masked_fill(best < 0, -1).gather(2, order)
+    taken = picked_mask(first, n) | (labels < 0).unsqueeze(1)
+    rest, others = (1 - keys).masked_fill(taken, -1).topk(min(beyond, n))  # (B, P, beyond)
+    both = torch.cat([first, others.masked_fill(rest < 0, -1)], -1)
+    return both.gather(2, (both < 0).to(torch.uint8).argsort(dim=-1, stable=True))
 
 
 def pair_loss(same: Tensor, labels: Tensor) -> Tensor:
@@ -134,8 +138,8 @@ class PilesModel(SelectionModel):
     def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         labels = batch["labels"]
         pot, same, log_k = self.net.judge(batch["nodes"], batch["edges"], labels >= 0)
-        taught = cover_nll(pot, labels, random_orders(labels, self.permutations)).mean()
-        own = cover_nll(pot, labels, own_orders(pot, OWN_STEPS, (0.0, 0.5)), beyond=4).mean()
+        taught = cover_nll(pot, labels, random_orders(labels, self.permutations, BEYOND), BEYOND).mean()
+        own = cover_nll(pot, labels, own_orders(pot, OWN_STEPS, (0.0, 0.5)), BEYOND).mean()
         nll = (taught + own) / 2
         pairs = torch.stack([pair_loss(logits, labels) for logits in same]).mean()
         count = F.smooth_l1_loss(log_k, count_classes(labels).clamp(min=1).log(), beta=0.3)

@@ -1,0 +1,178 @@
+"""The piles task: bags, the loss against enumeration, what the encoder must not see, a short training."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from torchcpl.encoders.distances import (
+    DistanceModel,
+    Pairs,
+    both_ends,
+    distance_features,
+    distances,
+    square,
+    upper,
+)
+from torchcpl.interactions import DenseCoverage
+from torchcpl.potentials import Potentials
+from torchcpl.tasks.piles.data import Mixture, digits, draw_rows, fixed_bags, load_sets, protocol_labels
+from torchcpl.tasks.piles.task import (
+    PilesConfig,
+    PilesTask,
+    count_classes,
+    cover_nll,
+    first_stop,
+    own_orders,
+    pair_loss,
+    path,
+    random_orders,
+)
+from torchcpl.train import fit
+
+TINY = {"dim": 16, "edge": 8, "layers": 2, "heads": 2, "batch_size": 3, "group": 2, "items": 24, "large": 30}
+
+
+def potentials(n: int = 5, seed: int = 0) -> Potentials:
+    g = torch.Generator().manual_seed(seed)
+    cover, gain = torch.randn(2, n, n, generator=g), torch.randn(2, n, generator=g)
+    unary, stop = torch.randn(2, n, generator=g), torch.randn(2, generator=g)
+    return Potentials(unary, stop, DenseCoverage(cover, gain))
+
+
+def test_the_loss_is_the_probability_of_the_uncovered_by_enumeration() -> None:
+    pot, labels = potentials(), torch.tensor([[0, 0, 1, 2, -1], [3, 3, 3, 3, 3]])
+    pot = Potentials(pot.unary, pot.stop, pot.interaction, labels >= 0)
+    orders = torch.tensor([[[0, 1, 2, 3]], [[4, 2, -1, -1]]])
+    for beyond in (0, 1):
+        expected = []
+        for b in range(2):
+            cover, gain = pot.interaction.cover[b], pot.interaction.stop_row[b]  # type: ignore[attr-defined]
+            terms, k = [], len({int(c) for c in labels[b] if c >= 0})
+            for t in range(min(4, k + beyond) + 1):
+                picks = [i for i in orders[b, 0, :t].tolist() if i >= 0]
+                hit = {int(labels[b, i]) for i in picks}
+                weight = {
+                    j: math.exp(pot.unary[b, j] - math.log1p(sum(math.exp(cover[j, i]) for i in picks)))
+                    for j in range(5)
+                    if labels[b, j] >= 0 and j not in picks
+                }
+                stop = math.exp(pot.stop[b] + sum(gain[i] for i in picks))
+                total = stop + sum(weight.values())
+                left = sum(w for j, w in weight.items() if int(labels[b, j]) not in hit)
+                terms.append(-math.log((left if t < k else stop) / total))
+            expected.append(sum(terms) / len(terms))
+        torch.testing.assert_close(cover_nll(pot, labels, orders, beyond), torch.tensor(expected))
+
+
+def test_orders_hold_one_member_of_every_class_or_the_models_own_picks() -> None:
+    labels = torch.tensor([[4, 4, 0, 39, -1], [7, 7, 7, 7, 7]])
+    for row, classes in zip(random_orders(labels, 3), ({0, 4, 39}, {7}), strict=True):
+        for order in row.tolist():
+            picks = [i for i in order if i >= 0]
+            b = 0 if len(classes) > 1 else 1
+            assert {int(labels[b, i]) for i in picks} == classes
+            assert len(picks) == len(classes)
+    for order in random_orders(labels, 2, beyond=9).flatten(0, 1).tolist():
+        assert sorted(i for i in order[:5] if i >= 0) == ([0, 1, 2, 3] if 4 not in order else [0, 1, 2, 3, 4])
+    pot = potentials()
+    own = own_orders(pot, 9, (0.0, 1.0))
+    picks, _ = path(pot)
+    assert torch.equal(own[:, 0], picks)
+    assert all(sorted(row) == [0, 1, 2, 3, 4] for row in own.flatten(0, 1).tolist())
+
+
+def test_stop_probabilities_count_classes_and_pairs() -> None:
+    stop = torch.tensor([[0.9, 0.1, 0.6, 0.2], [0.0, 0.1, 0.1, 0.2]])
+    assert first_stop(stop, 0.5).tolist() == [2, 3]
+    assert count_classes(torch.tensor([[5, 5, 0, -1], [-1, -1, -1, -1]])).tolist() == [2, 0]
+    labels = torch.tensor([[1, 1, 2]])
+    good = torch.tensor([[9.0, -9.0, -9.0]])  # pairs 01, 02, 12
+    assert pair_loss(good, labels) < 1e-3 < pair_loss(-good, labels)
+
+
+def test_bags_follow_the_protocol_and_hold_no_row_twice() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = protocol_labels(50, 160, 10, generator)
+    sizes = torch.stack([(labels == c).sum(1) for c in range(10)], 1)
+    present = (sizes > 0).sum(1)
+    assert present.min() >= 3
+    assert present.max() == 10
+    assert sizes.max() <= 40
+    x, kept = draw_rows(digits(), labels, generator)
+    for rows, label in zip(x, kept, strict=True):
+        real = rows[label >= 0]
+        assert len(real.unique(dim=0)) == len(real)
+
+
+def test_training_batches_depend_on_seed_and_step_alone() -> None:
+    sets = [digits()]
+    first, again = (Mixture(sets, 3, torch.device("cpu"), 2, 0.5) for _ in range(2))
+    first.bags(0, 4, 20, 0.5)
+    for wide in (0.0, 1.0):
+        a, b = first.bags(5, 4, 20, wide), again.bags(5, 4, 20, wide)
+        assert torch.equal(a.d, b.d)
+        assert torch.equal(a.labels, b.labels)
+        assert a.d.isfinite().all()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 17])
+def test_padding_and_permutation_change_nothing(n: int) -> None:
+    torch.manual_seed(n)
+    model = DistanceModel(16, 2, 2, 8).eval()
+    torch.nn.init.normal_(model.ends.weight)
+    d = distances(torch.randn(1, n, 4))
+    plain = model(d)
+    wide = torch.zeros(1, n + 5, n + 5)
+    wide[:, :n, :n] = d
+    padded = model(wide, torch.arange(n + 5).unsqueeze(0) < n)
+    order = torch.randperm(n)
+    moved = model(d[:, order][:, :, order])
+    for one in ((plain.unary, padded.unary[:, :n]), (plain.unary[:, order], moved.unary), (plain.stop, padded.stop)):
+        torch.testing.assert_close(*one, atol=1e-4, rtol=1e-4)
+    cover = plain.interaction.cover  # type: ignore[attr-defined]
+    torch.testing.assert_close(padded.interaction.cover[:, :n, :n], cover, atol=1e-3, rtol=1e-3)  # type: ignore[attr-defined]
+
+
+def test_features_do_not_see_scale_and_are_finite_for_equal_rows() -> None:
+    x = torch.randn(1, 12, 3)
+    mask = torch.ones(1, 12, dtype=torch.bool)
+    for a, b in zip(distance_features(distances(x), mask), distance_features(distances(1e4 * x), mask), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
+    for d in (torch.zeros(1, 12, 12), distances(x.round())):
+        assert all(part.isfinite().all() for part in distance_features(d, mask))
+
+
+def test_gradients_between_pairs_and_matrices() -> None:
+    pairs, double = Pairs(4, torch.device("cpu")), {"dtype": torch.float64, "requires_grad": True}
+    assert torch.autograd.gradcheck(lambda e: square(e, pairs), torch.randn(2, 6, 3, **double))
+    assert torch.autograd.gradcheck(lambda m: upper(m, pairs), torch.randn(2, 3, 4, 4, **double))
+    assert torch.autograd.gradcheck(lambda h: both_ends(h, pairs), torch.randn(2, 4, 3, **double))
+
+
+def test_a_short_training_and_sets_left_out(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        labels = np.repeat(np.arange(6), 30)
+        values = (rng.normal(size=(180, 4)) + 5 * labels[:, None]).astype(np.float32)
+        np.savez(tmp_path / f"{name}.npz", train=values, train_labels=labels, test=values, test_labels=labels)
+    assert sorted(load_sets(tmp_path)) == ["a", "b"]
+    config = PilesConfig(source=str(tmp_path), leave_out=("b",), epochs=1, steps=2, validation_bags=2, **TINY)  # type: ignore[arg-type]
+    task = PilesTask(config)
+    assert len(task.mixture.sets) == 1
+    state = fit(task, tmp_path / "run", progress=False)
+    assert {"clu_f1", "knob", "reported_clu_f1", "b_clu_f1", "digits_told"} <= state["metrics"].keys()
+    with pytest.raises(ValueError, match="leave_out"):
+        PilesTask(PilesConfig(source=str(tmp_path), leave_out=("c",)))
+    with pytest.raises(ValueError, match="labelled vectors"):
+        PilesTask(PilesConfig(source=str(tmp_path / "run")))
+
+
+def test_digits_are_tested_on_bags_of_the_protocol() -> None:
+    bags = fixed_bags(digits(), 5)
+    assert bags.d.shape == (5, 160, 160)
+    assert torch.equal(bags.d, bags.d.transpose(1, 2))
