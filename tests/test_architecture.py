@@ -16,7 +16,7 @@ ROOT = Path(torchcpl.__file__).parent
 # fmt: off
 ROOMS = [
     "checks", "potentials", "interactions", "constraints", "functional", "kernels", "losses", "decoding",
-    "distribution", "head", "inference", "files", "encoders", "metrics", "selectors", "config", "provenance",
+    "sets", "distribution", "head", "inference", "files", "encoders", "metrics", "selectors", "config", "provenance",
     "checkpoints", "train", "tables", "plots", "report", "tasks", "cli", "__main__",
 ]
 # fmt: on

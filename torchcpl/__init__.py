@@ -11,13 +11,14 @@ from torchcpl.checks import set_validation
 from torchcpl.constraints import Adjacent, Budget, Forbid, History, Require
 from torchcpl.decoding import beam, greedy, sample, stochastic_beam
 from torchcpl.distribution import ContextualPlackettLuce
-from torchcpl.functional import log_prob, set_log_prob
+from torchcpl.functional import log_prob
 from torchcpl.head import CPLHead
 from torchcpl.inference import compile_for_inference
 from torchcpl.interactions import Contextual, Coverage, Dense, Interaction, LowRank, Recent
 from torchcpl.kernels import set_kernels
 from torchcpl.losses import ordered_nll, subset_nll
 from torchcpl.potentials import Potentials, Selection
+from torchcpl.sets import complete, inclusion_probs, next_probs, set_log_prob, set_nll
 
 __version__ = "0.1.0"
 
@@ -39,12 +40,16 @@ __all__ = [
     "Selection",
     "beam",
     "compile_for_inference",
+    "complete",
     "greedy",
+    "inclusion_probs",
     "log_prob",
+    "next_probs",
     "ordered_nll",
     "sample",
     "set_kernels",
     "set_log_prob",
+    "set_nll",
     "set_validation",
     "stochastic_beam",
     "subset_nll",

@@ -14,8 +14,9 @@ from torch.distributions import Distribution, constraints
 from torchcpl.checks import check_choice, check_count, check_generator, check_order, describe, readable
 from torchcpl.constraints import Constraint, Rules
 from torchcpl.decoding.sample import draw
-from torchcpl.functional import check_sequences, sequence_log_probs, set_log_probs
+from torchcpl.functional import check_sequences, sequence_log_probs
 from torchcpl.potentials import Potentials, Selection, check_potentials, picked_mask
+from torchcpl.sets import set_log_probs
 
 SUPPORT_LIMIT = 20_000  # sequences that are enumerated for exact answers; more are estimated by sampling
 

@@ -1,0 +1,550 @@
+"""Sets: the probability of ending with one, whatever the order, and what follows when a part of it is given.
+
+To be *given a part* A means that the first |A| picks of the process were A, in some order. Where neither interaction
+nor rules look at the order of the picks, the state after A is the same for all orders; where they do, the orders of A
+are summed out by their probability, exactly while they are few, by samples above.
+
+Sets of the same size are computed together. A batch whose rows share one table of items (potentials of one row, or
+expanded over the batch) is computed as so many hypotheses of that row: nothing is copied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcpl.checks import check_choice, check_count, check_order, check_tensor, validating
+from torchcpl.constraints import Constraint, History, Rules
+from torchcpl.decoding.beam import search
+from torchcpl.decoding.rollout import rollout
+from torchcpl.decoding.sample import draw
+from torchcpl.functional import (
+    blame_nan,
+    logsumexp,
+    prefix_log_probs,
+    reduced,
+    sequence_log_probs,
+    step_log_probs,
+)
+from torchcpl.interactions.base import Additive, Interaction, State, accumulator
+from torchcpl.potentials import Potentials, Selection, picked_mask
+
+SUBSET_LIMIT = 15  # largest set whose probability is computed exactly by default: 2¹⁵ subsets
+ORDER_LIMIT = 5  # largest part whose orders are enumerated, where all of the order matters
+REST_LIMIT = 12  # most candidates left, all of whose subsets are summed over for inclusion probabilities
+POSTERIOR_SAMPLES = 1024  # orders of a given part that are drawn above these limits
+CHUNK = 2**25  # logits of a bucket
+
+
+def set_nll(
+    pot: Potentials,
+    target: Tensor,
+    *,
+    exact: bool | None = None,
+    num_samples: int = 64,
+    proposal: str = "process",
+    reduction: str = "mean",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """−log P(set) of the sets ``target`` (B, T), −1 padded: of ending with exactly these items, in whatever order.
+
+    Exact up to 15 items, by dynamic programming over subsets: P(A) = Σ_{i∈A} P(A∖i)·P(i | A∖i), then the stop. Above,
+    and everywhere with ``exact=False``, from ``num_samples`` orders σ drawn from a proposal q:
+
+        P̂ = mean_σ P(σ)/q(σ),     E P̂ = P,     E[−log P̂] ≥ −log P
+
+    with q the ``process`` confined to the set, or ``uniform``. The gradient is that of P̂ with the orders held fixed.
+    ``exact=True`` refuses what would have to be estimated. ``pot`` of one row serves all targets. ``reduction`` over
+    the rows is ``mean | sum | none``.
+    """
+    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    check_choice("exact", exact, (None, True, False))
+    check_choice("proposal", proposal, ("process", "uniform"))
+    check_count("num_samples", num_samples, 1)
+    _check_sets("target", target, pot, picks_real=True)
+    rules = Rules(pot)
+    values = []
+    buckets = _buckets(pot, target, rules)
+    for bucket in buckets:
+        size, limit = bucket.items.shape[1], exact_limit(pot)
+        if exact and size > limit:
+            raise ValueError(f"exact: expected None or False for sets of more than {limit} items, got True for {size}")
+        if exact or (exact is None and size <= limit):
+            values.append(_exact(bucket))
+        else:
+            values.append(_sampled(bucket, num_samples, proposal, generator)[0])
+    return reduced(-blame_nan(_together(values, buckets), pot), reduction)
+
+
+def set_log_prob(
+    pot: Potentials,
+    subset: Tensor,
+    *,
+    max_len: int | None = None,
+    min_len: int = 0,
+    stop_bias: float | Tensor = 0.0,
+    constraints: Sequence[Constraint] = (),
+    num_samples: int | None = None,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Log-probability (B,) of ending with exactly ``subset`` (B, T), in any order, and its standard error (B,).
+
+    Exact up to 15 items as in :func:`set_nll`; the error is zero. Above that, for an interaction that depends on the
+    whole order of the picks, or when ``num_samples`` is given, estimated from orders drawn by the process confined to
+    the subset (1,024 unless ``num_samples`` says otherwise).
+    """
+    _check_sets("subset", subset, pot)
+    rules = Rules(pot, max_len, min_len, stop_bias, constraints)
+    return set_log_probs(pot, subset, rules, num_samples, generator)
+
+
+def set_log_probs(
+    pot: Potentials, subset: Tensor, rules: Rules, num_samples: int | None, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """``set_log_prob`` under given rules."""
+    if num_samples is not None:
+        check_count("num_samples", num_samples, 2)
+    values, errors = [], []
+    buckets = _buckets(pot, subset, rules)
+    for bucket in buckets:
+        if num_samples is None and bucket.items.shape[1] <= exact_limit(pot):
+            value = _exact(bucket)
+            error = torch.zeros_like(value)
+        else:
+            value, error = _sampled(bucket, num_samples or 1024, "process", generator)
+        values.append(value)
+        errors.append(error)
+    return blame_nan(_together(values, buckets), pot), _together(errors, buckets)
+
+
+def next_probs(
+    pot: Potentials,
+    picked: Tensor,
+    *,
+    max_len: int | None = None,
+    min_len: int = 0,
+    stop_bias: float | Tensor = 0.0,
+    constraints: Sequence[Constraint] = (),
+    num_samples: int = POSTERIOR_SAMPLES,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """(B, N+1) the distribution of the next choice, the stop last, given the part ``picked`` (B, m), −1 padded.
+
+    Exact, unless interaction or rules look at the order of the picks and the part is too large to sum over its orders:
+    5 items where all of the order matters, 15 where only the latest does. Then ``num_samples`` orders are drawn.
+    """
+    check_count("num_samples", num_samples, 1)
+    _check_sets("picked", picked, pot)
+    rules = Rules(pot, max_len, min_len, stop_bias, constraints)
+    values = []
+    buckets = _buckets(pot, picked, rules)
+    for bucket in buckets:
+        orders, log_weight = _posterior(bucket, num_samples, generator)  # (M, P, m), (M, P)
+        last = orders[..., -1] if orders.shape[2] else orders.new_full(orders.shape[:2], -1)
+        log_probs = bucket.log_probs(bucket.pot.interaction.after(bucket.flat(orders)), orders, last)  # (M, P, N+1)
+        values.append((log_weight.unsqueeze(-1) + log_probs).exp().sum(1))
+    return blame_nan(_together(values, buckets), pot)
+
+
+@torch.no_grad()
+def complete(
+    pot: Potentials,
+    picked: Tensor,
+    max_len: int | None = None,
+    *,
+    num_samples: int | None = None,
+    num_beams: int | None = None,
+    num_return: int = 1,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_len: int = 0,
+    stop_bias: float | Tensor = 0.0,
+    constraints: Sequence[Constraint] = (),
+    generator: torch.Generator | None = None,
+) -> Selection:
+    """Go on from the part ``picked`` (B, m), −1 padded, whose items come in no particular order.
+
+    Greedily, ``indices`` (B, T); with ``num_samples`` by sampling, (S, B, T); with ``num_beams`` by beam search,
+    (B, R, T), best first. A row holds the given items first and then what was added; ``max_len`` and ``min_len`` count
+    both. ``log_prob`` is that of what was added. Where the order of the picks matters, every sample draws one for the
+    given items by its probability, and greedy and beams go on from the likeliest.
+    """
+    for name, count in (("num_samples", num_samples or 1), ("num_beams", num_beams or 1), ("num_return", num_return)):
+        check_count(name, count, 1)
+    if num_samples is not None and num_beams is not None:
+        raise ValueError(f"num_beams: expected None beside num_samples, got {num_beams}")
+    if num_return > (num_beams or 1):
+        raise ValueError(f"num_return: expected at most num_beams = {num_beams or 1}, got {num_return}")
+    _check_sets("picked", picked, pot, picks_real=True)
+    if len(pot) != len(picked):
+        pot = pot[torch.zeros(len(picked), dtype=torch.long, device=picked.device)]
+    rules = Rules(pot, max_len, min_len, stop_bias, constraints)
+    most = int((picked >= 0).sum(-1).max()) if picked.numel() else 0
+    if most > rules.max_len:
+        raise ValueError(f"max_len: expected at least {most}, as many as are given, got {rules.max_len}")
+    found = []
+    buckets = _buckets(pot, picked, rules, fold=False)
+    for part in buckets:
+        orders, log_weight = _posterior(part, POSTERIOR_SAMPLES, generator)
+        chosen = _draw(log_weight, num_samples, generator) if num_samples else log_weight.argmax(-1, keepdim=True)
+        given = orders.gather(1, chosen.unsqueeze(-1).expand(-1, -1, orders.shape[2]))  # (M, 1 or S, m)
+        after, limits = _conditioned(part, given)
+        if num_samples:
+            drawn = draw(after, limits, num_samples, temperature, top_k, top_p, generator)  # (S, M, T)
+            added = drawn.indices.transpose(0, 1), drawn.log_prob.transpose(0, 1)
+        elif num_beams:
+            beams = search(after, limits, num_beams, lambda step, beams: beams.log_prob.unsqueeze(-1) + step)
+            added = beams.indices[:, :num_return], beams.log_prob[:, :num_return]
+        else:
+            likeliest = rollout(after, limits, 1, lambda log_probs: log_probs.argmax(-1))
+            added = likeliest.indices, likeliest.log_prob
+        whole = torch.cat([given.expand(*added[0].shape[:2], -1), added[0]], -1)[..., : rules.max_len]
+        found.append((whole, added[1]))
+    indices, log_prob = (_together(list(parts), buckets) for parts in zip(*found, strict=True))
+    if num_samples:
+        indices, log_prob = indices.transpose(0, 1), log_prob.transpose(0, 1)
+    elif not num_beams:
+        indices, log_prob = indices[:, 0], log_prob[:, 0]
+    return Selection(indices, (indices >= 0).sum(-1), log_prob, pot.num_candidates)
+
+
+def inclusion_probs(
+    pot: Potentials,
+    picked: Tensor,
+    *,
+    max_len: int | None = None,
+    min_len: int = 0,
+    stop_bias: float | Tensor = 0.0,
+    constraints: Sequence[Constraint] = (),
+    num_samples: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """(B, N) the probability of each candidate to be in the final set, given the part ``picked`` (B, m), −1 padded.
+
+    Exact while at most 12 candidates are left and the order of the picks does not matter, by summing over all sets;
+    else from completions, 4,096 unless ``num_samples`` says otherwise.
+    """
+    _check_sets("picked", picked, pot)
+    rules = Rules(pot, max_len, min_len, stop_bias, constraints)
+    left = pot.num_candidates - (int((picked >= 0).sum(-1).min()) if picked.numel() else 0)
+    if num_samples is not None or left > REST_LIMIT or _order_matters(pot, rules):
+        options: dict[str, Any] = {"min_len": min_len, "stop_bias": stop_bias, "constraints": constraints}
+        drawn = complete(pot, picked, max_len, num_samples=num_samples or 4096, generator=generator, **options)
+        return drawn.mask().to(drawn.log_prob.dtype).mean(0)
+    values = []
+    buckets = _buckets(pot, picked, rules)
+    for part in buckets:
+        inside = picked_mask(part.items, pot.num_candidates)  # (M, N)
+        rest = inside.to(torch.int8).argsort(dim=-1, stable=True)[:, : inside.shape[1] - part.items.shape[1]]
+        ended = inside.to(accumulator(pot.unary.dtype))
+        for members, reach, stop in _passages(replace(part, items=rest), given=part.items):
+            mass = (reach + stop).exp().expand(-1, -1, members.shape[1])  # (M, A, size)
+            where = rest[:, members].flatten(1)  # (M, A·size)
+            ended = ended.scatter_add(1, where, mass.flatten(1).to(ended.dtype))
+        values.append(ended)
+    return _together(values, buckets)
+
+
+# ------------------------------------------------------------------------------------------- sets of one size
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The rows whose sets have one size. ``pot`` and ``rules`` have these M rows, or one that all of them share."""
+
+    pot: Potentials
+    rules: Rules
+    rows: Tensor  # (M,)
+    items: Tensor  # (M, k)
+
+    def flat(self, hypotheses: Tensor) -> Tensor:
+        """(M, K, ·) → (B, K', ·) as the potentials have it: the hypotheses of rows that share one, side by side."""
+        rows, width, *rest = hypotheses.shape
+        return hypotheses.reshape(1, rows * width, *rest) if len(self.pot) == 1 else hypotheses
+
+    def log_probs(self, state: State, picks: Tensor, last: Tensor) -> Tensor:
+        """(M, K, N+1) log-probabilities of the next choice after ``picks`` (M, K, t) and their ``state``."""
+        flat = self.flat(picks)
+        history = History(picked_mask(flat, self.pot.num_candidates), self.flat(last), (flat >= 0).sum(-1))
+        return step_log_probs(self.pot, state, history, self.rules).view(*last.shape, self.pot.num_candidates + 1)
+
+
+def _check_sets(name: str, sets: Tensor, pot: Potentials, picks_real: bool = False) -> None:
+    """Check (B, T) sets, their values too where that is on; potentials of one row take any B."""
+    check_tensor(name, sets, ("B" if len(pot) == 1 else len(pot), "T"), "long", like=pot.unary)
+    if validating(sets):
+        check_order(name, sets, pot.num_candidates, pot.mask.expand(len(sets), -1) if picks_real else None)
+
+
+def _buckets(pot: Potentials, sets: Tensor, rules: Rules, fold: bool = True) -> list[Bucket]:
+    """The sets (B, T) by size, a bucket each, with as few rows as ``CHUNK`` asks for; of no sets, one empty bucket."""
+    if fold and len(pot) > 1 and _shared(pot, rules):
+        pot, rules = pot[:1], rules.rows(torch.zeros(1, dtype=torch.long, device=sets.device))
+    sizes = (sets >= 0).sum(-1)
+    found = []
+    for size in sizes.unique().tolist() or [0]:
+        among = (sizes == size).nonzero().squeeze(-1)
+        most = CHUNK // (2 ** min(size, SUBSET_LIMIT) * (pot.num_candidates + 1))
+        for rows in among.split(max(1, most)):
+            whole = len(rows) == len(sets) or (fold and len(pot) == 1)
+            mine = (pot, rules) if whole else (pot[rows], rules.rows(rows))
+            found.append(Bucket(*mine, rows, sets[rows, :size]))
+    return found
+
+
+def _shared(pot: Potentials, rules: Rules) -> bool:
+    """Whether all rows are views of one, and no rule tells them apart."""
+    alike = rules.plain and not isinstance(rules.stop_bias, Tensor) and rules.available is pot.mask
+    parts = [pot.unary, pot.stop, *(getattr(pot.interaction, f.name) for f in fields(pot.interaction))]  # type: ignore[arg-type]
+    alike = alike and all(part.stride(0) == 0 for part in parts if isinstance(part, Tensor))
+    return alike and (pot.mask.stride(0) == 0 or bool(pot.mask.all()))
+
+
+def _together(values: list[Tensor], buckets: list[Bucket]) -> Tensor:
+    """What was found for the rows of each bucket, in the order of the batch."""
+    if len(values) == 1:
+        return values[0]
+    return torch.cat(values)[torch.cat([part.rows for part in buckets]).argsort()]
+
+
+def exact_limit(pot: Potentials) -> int:
+    """The largest set whose probability dynamic programming gives: its states do not know the whole order."""
+    return 1 if pot.interaction.depends_on == "order" else SUBSET_LIMIT
+
+
+def _order_matters(pot: Potentials, rules: Rules) -> bool:
+    return rules.ordered or pot.interaction.depends_on != "set"
+
+
+def _exact(part: Bucket) -> Tensor:
+    """(M,) log P of each set, by dynamic programming."""
+    _, reach, stop = _passages(part)[-1]
+    return logsumexp((reach + stop)[:, 0])
+
+
+def _passages(part: Bucket, given: Tensor | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """For each size, the subsets A of the items (A, size), and log-probabilities (M, A, L) of passing through and of
+    stopping at each; size by size.
+
+    Where rules or interaction look at the latest pick it is part of the state, one of L = size; else L = 1. The part
+    ``given`` (M, m), in no order, was picked before.
+    """
+    items, n = part.items, part.pot.num_candidates
+    latest = _order_matters(part.pot, part.rules)
+    lattice = _lattice(items.shape[1], latest)
+    picks = _pad(items)[:, lattice.picks.to(items.device)]  # (M, K, k), the latest one last
+    last = picks[..., -1] if latest and items.shape[1] else items.new_full(picks.shape[:2], -1)
+    if given is not None:
+        picks = torch.cat([given.unsqueeze(1).expand(-1, picks.shape[1], -1), picks], -1)
+    log_probs = part.log_probs(_subset_states(part, lattice, picks), picks, last)
+    choices = torch.nn.functional.pad(items, (0, 1), value=n).unsqueeze(1)  # (M, 1, k+1), the stop last
+    steps = log_probs.gather(2, choices.expand(-1, picks.shape[1], -1)).split(lattice.counts, 1)
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    reach = step = steps[0]
+    for (members, before), now in zip(lattice.sizes, steps, strict=True):
+        size = members.shape[1]
+        if size:
+            through = (reach.unsqueeze(-1) + step).transpose(2, 3)  # (M, ·, k+1, L)
+            arrive = through[:, before.to(items.device), members.to(items.device)]  # (M, A, size, L)
+            reach = logsumexp(arrive if latest else arrive.flatten(2).unsqueeze(2))  # (M, A, L)
+        width = now.shape[1] // len(members)
+        step = now.view(len(items), len(members), width, now.shape[-1])  # (M, A, L, k+1)
+        reach = reach if size else torch.zeros_like(step[..., 0])
+        found.append((members.to(items.device), reach, step[..., -1]))
+    return found
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """The subsets of k items, by size; K in all, or each as often as it has a latest pick.
+
+    ``picks`` (K, k) holds them as numbers of items, the latest last, k for none; ``sizes`` the members (A, size) of
+    every subset A and the places (A, size) of A∖i among the subsets of the size before; ``counts`` how many of the K
+    have each size; ``codes`` (2^k,) A in binary.
+    """
+
+    picks: Tensor
+    sizes: list[tuple[Tensor, Tensor]]
+    counts: list[int]
+    codes: Tensor
+
+
+@cache
+def _lattice(items: int, latest: bool) -> Lattice:
+    codes = torch.arange(2**items)
+    inside = (codes.unsqueeze(-1) >> torch.arange(items)) & 1 == 1  # (2^k, k)
+    place = torch.zeros_like(codes)
+    sizes, picks, ranked = [], [], []
+    for size in range(items + 1):
+        here = (inside.sum(-1) == size).nonzero().squeeze(-1)  # (A,)
+        place[here] = torch.arange(len(here))
+        members = inside[here].nonzero()[:, 1].view(len(here), size)
+        sizes.append((members, place[here.unsqueeze(-1) - (1 << members)]))
+        ranked.append(here)
+        states = members
+        if latest and size:  # each member in turn comes last
+            turns = (torch.arange(size) + torch.arange(1, size + 1).unsqueeze(-1)) % size  # (size, size)
+            states = members[:, turns].flatten(0, 1)
+        picks.append(torch.nn.functional.pad(states, (items - size, 0), value=items))
+    return Lattice(torch.cat(picks), sizes, [len(part) for part in picks], torch.cat(ranked))
+
+
+def _subset_states(part: Bucket, lattice: Lattice, picks: Tensor) -> State:
+    """The states after ``picks`` (M, K, ·), the subsets of the lattice and what was given before them."""
+    interaction = part.pot.interaction
+    if not isinstance(interaction, Additive) or len(lattice.codes) < picks.shape[1]:
+        return interaction.after(part.flat(picks))
+    # The sums over all subsets, doubled with every item: A and A ∪ i.
+    count = part.items.shape[1]
+    items = part.flat(part.items.unsqueeze(1))  # (B, M', k)
+    given = part.flat(picks[:, :1, : picks.shape[2] - count])
+    state = []
+    for before, steps in zip(interaction.after(given), interaction.steps(items), strict=True):
+        total = before.unsqueeze(2)  # (B, M', 1, ·)
+        for i in range(count):
+            total = torch.cat([total, total + steps[:, :, i : i + 1]], 2)
+        state.append(total[:, :, lattice.codes.to(total.device)].flatten(1, 2))
+    return tuple(state)
+
+
+def _pad(items: Tensor) -> Tensor:
+    """A column of −1 behind (M, k), which number k points at."""
+    return torch.nn.functional.pad(items, (0, 1), value=-1)
+
+
+# ------------------------------------------------------------------------------------------- orders of a set
+
+
+def _sampled(part: Bucket, samples: int, proposal: str, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """(M,) log P̂ from orders of each set, and its standard error."""
+    orders, log_q = _draw_orders(part, samples, proposal, generator)
+    log_weight = sequence_log_probs(part.pot, part.flat(orders), part.rules).view(log_q.shape) - log_q
+    log_mean = logsumexp(log_weight) - math.log(samples)
+    # The standard error of log P̂, from that of P̂ by the delta method.
+    relative = (log_weight - log_mean.unsqueeze(-1)).exp().detach()
+    error = relative.std(-1) / samples**0.5 if samples > 1 else torch.zeros_like(log_mean)
+    return log_mean, error.nan_to_num(0.0)
+
+
+@torch.no_grad()
+def _draw_orders(part: Bucket, samples: int, proposal: str, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Orders (M, S, k) of the items and their log-probability (M, S) under the proposal."""
+    items, (rows, count) = part.items, part.items.shape
+    log_q = part.pot.stop.new_zeros(rows, samples, dtype=accumulator(part.pot.stop.dtype))
+    slots = items.unsqueeze(1).expand(-1, samples, -1)  # (M, S, k)
+    if proposal == "uniform":
+        place = torch.rand(slots.shape, generator=generator, device=items.device).argsort(-1)
+        return slots.gather(2, place), log_q - math.lgamma(count + 1)
+    state = part.pot.interaction.start(part.flat(log_q).shape[1])
+    orders = torch.full_like(slots, -1)
+    taken = torch.zeros(slots.shape, dtype=torch.bool, device=items.device)
+    for t in range(count):
+        last = orders[..., t - 1] if t else items.new_full(log_q.shape, -1)
+        onward = part.log_probs(state, orders, last).gather(2, slots).masked_fill(taken, -torch.inf)  # (M, S, k)
+        dead = (onward == -torch.inf).all(-1, keepdim=True)  # impossible: any order will do
+        confined = torch.where(dead & ~taken, 0.0, onward).log_softmax(-1)
+        noise = torch.empty_like(confined).exponential_(generator=generator)
+        choice = (confined - noise.log()).argmax(-1, keepdim=True)
+        log_q = log_q + confined.gather(2, choice).squeeze(-1)
+        taken = taken.scatter(2, choice, True)
+        orders[..., t] = slots.gather(2, choice).squeeze(-1)
+        state = part.pot.interaction.advance(state, part.flat(orders[..., t]))
+    return orders, log_q
+
+
+def _posterior(part: Bucket, samples: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Orders (M, P, k) in which the items may have been picked, and the log-probability (M, P) of each given the set.
+
+    One where the order does not matter, one for each latest item where only that does.
+    """
+    items, count = part.items, part.items.shape[1]
+    weight = part.pot.stop.new_zeros(len(items), 1, dtype=accumulator(part.pot.stop.dtype))
+    if count < 2 or not _order_matters(part.pot, part.rules):
+        return items.unsqueeze(1), weight
+    whole = part.pot.interaction.depends_on == "order"
+    if not whole and count <= SUBSET_LIMIT:
+        orders = items[:, _lattice(count, True).picks[-count:].to(items.device)]  # (M, k, k)
+        weight = _passages(part)[-1][1][:, 0]
+    else:
+        log_q: Tensor | float = 0.0
+        if count <= ORDER_LIMIT:
+            orders = items[:, torch.tensor(list(permutations(range(count))), device=items.device)]
+        else:
+            orders, log_q = _draw_orders(part, samples, "process", generator)
+        picks, _ = prefix_log_probs(part.pot, part.flat(orders), part.rules)
+        weight = picks.sum(-1).view(orders.shape[:2]) - log_q
+    dead = (weight == -torch.inf).all(-1, keepdim=True)
+    return orders, weight.masked_fill(dead, 0).log_softmax(-1)
+
+
+def _draw(log_probs: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
+    """(M, S) numbers drawn from the distributions (M, P)."""
+    noise = log_probs.new_empty(len(log_probs), samples, log_probs.shape[1]).exponential_(generator=generator)
+    return (log_probs.exp().unsqueeze(1) / noise).argmax(-1)
+
+
+# ------------------------------------------------------------------------------------------- given a part
+
+
+@dataclass(frozen=True, eq=False)
+class Given(Interaction):
+    """An interaction after the picks ``given`` (B, 1 or K, m)."""
+
+    inner: Interaction
+    given: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.inner.shape
+
+    def start(self, width: int = 1) -> State:
+        state = self.inner.start(width)
+        for pick in self.given.expand(-1, width, -1).unbind(-1):
+            state = self.inner.advance(state, pick)
+        return state
+
+    def advance(self, state: State, picks: Tensor) -> State:
+        return self.inner.advance(state, picks)
+
+    def after(self, picks: Tensor) -> State:
+        return self.inner.after(torch.cat([self.given.expand(-1, picks.shape[1], -1), picks], -1))
+
+    def prefixes(self, order: Tensor) -> State:
+        whole = torch.cat([self.given.expand(-1, order.shape[1], -1), order], -1)
+        shape = (*order.shape[:2], whole.shape[2] + 1)
+        states = (
+            part.view(*shape, *part.shape[2:])[:, :, self.given.shape[2] :] for part in self.inner.prefixes(whole)
+        )
+        return tuple(part.flatten(1, 2) for part in states)
+
+    def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
+        return self.inner.logits(state)
+
+
+class _RulesGiven(Rules):
+    """Rules that count what was given (B, 1 or K, m) among the picks."""
+
+    given: Tensor
+
+    def allowed(self, history: History) -> tuple[Tensor, Tensor | None]:
+        size = self.given.shape[2]
+        last = history.last.where(history.last >= 0, self.given[..., -1]) if size else history.last
+        selected = history.selected | picked_mask(self.given, history.selected.shape[-1])
+        return super().allowed(History(selected, last, history.count + size))
+
+
+def _conditioned(part: Bucket, given: Tensor) -> tuple[Potentials, Rules]:
+    """Potentials and rules of the process that goes on from ``given`` (M, 1 or K, m)."""
+    pot, rules = part.pot, copy(part.rules)
+    rules.__class__ = _RulesGiven
+    rules.given = given  # type: ignore[attr-defined]
+    return Potentials(pot.unary, pot.stop, Given(pot.interaction, given), pot.mask), rules
