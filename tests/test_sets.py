@@ -290,9 +290,8 @@ def test_a_pointer_sums_over_orders() -> None:
             for t, pick in enumerate(path):
                 logits[t + 1 :, pick] = -torch.inf
             log_probs.append(logits.log_softmax(-1))
-        weight = torch.stack(
-            [sum(p[t, i] for t, i in enumerate(path)) for p, path in zip(log_probs, paths.tolist(), strict=True)]
-        )  # type: ignore[misc]
+        scored = zip(log_probs, paths.tolist(), strict=True)
+        weight = torch.stack([p[range(len(path)), path].sum() for p, path in scored])
         want = (weight.softmax(0).unsqueeze(-1) * torch.stack([p[3].exp() for p in log_probs])).sum(0)
         torch.testing.assert_close(cpl.next_probs(pot, picked)[0], want, atol=TIGHT, rtol=0)
         total = weight.exp() * torch.stack([p[3, -1].exp() for p in log_probs])

@@ -48,7 +48,7 @@ def set_nll(
     pot: Potentials,
     target: Tensor,
     *,
-    exact: bool | None = None,
+    exact: bool | int | None = None,
     num_samples: int = 64,
     proposal: str = "process",
     reduction: str = "mean",
@@ -56,8 +56,8 @@ def set_nll(
 ) -> Tensor:
     """−log P(set) of the sets ``target`` (B, T), −1 padded: of ending with exactly these items, in whatever order.
 
-    Exact up to 15 items, by dynamic programming over subsets: P(A) = Σ_{i∈A} P(A∖i)·P(i | A∖i), then the stop. Above,
-    and everywhere with ``exact=False``, from ``num_samples`` orders σ drawn from a proposal q:
+    Exact up to 15 items, or as many as ``exact`` says, by dynamic programming over subsets: P(A) = Σ_{i∈A} P(A∖i)·P(i |
+    A∖i), then the stop. Above, and everywhere with ``exact=False``, from ``num_samples`` orders σ of a proposal q:
 
         P̂ = mean_σ P(σ)/q(σ),     E P̂ = P,     E[−log P̂] ≥ −log P
 
@@ -66,7 +66,10 @@ def set_nll(
     the rows is ``mean | sum | none``.
     """
     check_choice("reduction", reduction, ("mean", "sum", "none"))
-    check_choice("exact", exact, (None, True, False))
+    limit = exact_limit(pot)
+    if exact is not None and not isinstance(exact, bool):
+        check_count("exact", exact, 0)
+        limit = min(exact, limit)
     check_choice("proposal", proposal, ("process", "uniform"))
     check_count("num_samples", num_samples, 1)
     _check_sets("target", target, pot, picks_real=True)
@@ -74,10 +77,10 @@ def set_nll(
     values = []
     buckets = _buckets(pot, target, rules)
     for bucket in buckets:
-        size, limit = bucket.items.shape[1], exact_limit(pot)
-        if exact and size > limit:
+        size = bucket.items.shape[1]
+        if exact is True and size > limit:
             raise ValueError(f"exact: expected None or False for sets of more than {limit} items, got True for {size}")
-        if exact or (exact is None and size <= limit):
+        if exact is not False and size <= limit:
             values.append(_exact(bucket))
         else:
             values.append(_sampled(bucket, num_samples, proposal, generator)[0])

@@ -1,0 +1,1 @@
+"""Baskets: distributions over the sets of items that people choose together."""

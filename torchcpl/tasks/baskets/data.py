@@ -1,0 +1,174 @@
+"""Baskets from text files: one a line, item numbers or names; parts by file, or drawn by a seed."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PARTS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Baskets:
+    """Three parts of baskets of ``names``' items, each (M, T) long, −1 padded; features (N, d) or None."""
+
+    name: str
+    names: list[str]
+    train: Tensor
+    valid: Tensor
+    test: Tensor
+    features: Tensor | None = None
+
+    @property
+    def num_items(self) -> int:
+        return len(self.names)
+
+
+def load_baskets(
+    source: str,
+    *,
+    features: str = "",
+    most: int = 64,
+    split: str = "given",
+    split_seed: int = 0,
+    held_out: Sequence[int] = (0, 0),
+) -> Baskets:
+    """Read ``source``: a folder and a name, ``shop/toys`` for ``shop/toys.train.txt`` and so on, or one file.
+
+    The names of the items are in ``NAME.items.txt``, one a line, or else are those (for numbers, up to the largest) of
+    the training part. One file alone, and with ``split="random"`` all parts together, are divided by ``split_seed`` into
+    validation, test and training baskets: as many as ``held_out`` says, or 10 %, 20 % and the rest.
+    """
+    path = Path(source)
+    files = {part: Path(f"{source}.{part}.txt") for part in PARTS}
+    if path.is_file():
+        lines = read_lines(path)
+        items = _read_names(Path(str(path.with_suffix("")).removesuffix(".train") + ".items.txt"))
+        names = items if items is not None else vocabulary(lines)
+        parts = {"train": read_sets(lines, names, most, path)}
+        whole = True
+    else:
+        missing = [file for file in files.values() if not file.is_file()]
+        if missing:
+            raise ValueError(f"source = {source!r}: expected a file, or FOLDER/NAME with {missing[0]} and so on")
+        every = {part: read_lines(file) for part, file in files.items()}
+        items = _read_names(Path(f"{source}.items.txt"))
+        names = items if items is not None else vocabulary(every["train"])
+        parts = {part: read_sets(lines, names, most, files[part]) for part, lines in every.items()}
+        _tell_unseen(parts, names, files)
+        whole = False
+    if whole or split == "random":
+        parts = divide([basket for part in parts.values() for basket in part], held_out, split_seed, source)
+    tensors = {part: padded(baskets) for part, baskets in parts.items()}
+    return Baskets(path.name.removesuffix(".txt"), names, features=_read_features(features, len(names)), **tensors)
+
+
+Lines = list[tuple[int, list[str]]]  # the number of a line and what stands on it
+
+
+def read_lines(path: Path) -> Lines:
+    """The fields of every line. Numbers stand apart by blanks or commas; names by tabs, or else commas as in CSV."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from None
+    rows = text.splitlines()
+    if not any(row.strip() for row in rows):
+        raise ValueError(f"{path}: expected a basket a line, got an empty file")
+    if all(part.isdigit() for part in next(row for row in rows if row.strip()).replace(",", " ").split()):
+        found = [row.replace(",", " ").split() for row in rows]
+    else:
+        parsed = csv.reader(rows, delimiter="\t" if "\t" in text else ",", skipinitialspace=True)
+        found = [[field.strip() for field in row if field.strip()] for row in parsed]
+    for number, row in enumerate(found, 1):
+        if not row:
+            raise ValueError(f"{path}:{number}: expected a basket, got an empty line")
+    return list(enumerate(found, 1))
+
+
+def vocabulary(lines: Lines) -> list[str]:
+    """The items of a part: numbers up to the largest, or its names in the order of the alphabet."""
+    items = {item for _, row in lines for item in row}
+    if all(item.isdigit() for item in items):
+        return [str(i) for i in range(max(map(int, items)) + 1)]
+    return sorted(items)
+
+
+def read_sets(lines: Lines, names: list[str], most: int, path: Path | str) -> list[list[int]]:
+    """The baskets as lists of item numbers; ValueError names the line that is wrong."""
+    number_of = {name: i for i, name in enumerate(names)}
+    by_number = all(item.isdigit() for item in lines[0][1]) if lines else True
+    baskets = []
+    for line, row in lines:
+        basket: list[int] = []
+        for item in row:
+            index = int(item) if by_number and item.isdigit() else number_of.get(item, -1)
+            if not 0 <= index < len(names):
+                known = f"a number below {len(names)}" if by_number else f"one of the {len(names)} items"
+                raise ValueError(f"{path}:{line}: expected {known}, got {item!r}")
+            if index in basket:
+                raise ValueError(f"{path}:{line}: expected every item once, got {item!r} again")
+            basket.append(index)
+        if len(basket) > most:
+            raise ValueError(f"{path}:{line}: expected at most {most} items (max_items), got {len(basket)}")
+        baskets.append(basket)
+    return baskets
+
+
+def padded(baskets: Sequence[Sequence[int]]) -> Tensor:
+    """Lists of items as (M, T) long, −1 padded."""
+    width = max(map(len, baskets), default=0)
+    rows = [[*basket, *[-1] * (width - len(basket))] for basket in baskets]
+    return torch.tensor(rows, dtype=torch.long).view(len(baskets), width)
+
+
+def divide(baskets: list[list[int]], held_out: Sequence[int], seed: int, source: str) -> dict[str, list[list[int]]]:
+    """Validation, test and training baskets by a random permutation."""
+    valid, test = (given or len(baskets) // share for given, share in zip(held_out, (10, 5), strict=True))
+    if valid < 1 or test < 1 or valid + test >= len(baskets):
+        raise ValueError(f"{source}: expected more baskets than {valid} + {test} to hold out, got {len(baskets)}")
+    order = np.random.default_rng(seed).permutation(len(baskets))
+    shuffled = [baskets[i] for i in order]
+    return {"valid": shuffled[:valid], "test": shuffled[valid : valid + test], "train": shuffled[valid + test :]}
+
+
+def _tell_unseen(parts: dict[str, list[list[int]]], names: list[str], files: dict[str, Path]) -> None:
+    """Warn of the first basket with an item that no training basket has: its probability is small, but not zero."""
+    seen = {item for basket in parts["train"] for item in basket}
+    for part in ("valid", "test"):
+        for line, basket in enumerate(parts[part], 1):
+            for item in basket:
+                if item not in seen:
+                    warnings.warn(f"{files[part]}:{line}: {names[item]!r} is in no training basket", stacklevel=4)
+                    return
+
+
+def _read_names(path: Path) -> list[str] | None:
+    if not path.is_file():
+        return None
+    names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    for number, name in enumerate(names, 1):
+        if not name:
+            raise ValueError(f"{path}:{number}: expected the name of an item, got an empty line")
+        if names.index(name) < number - 1:
+            names[number - 1] = f"{name} ({number - 1})"  # shops have several items of one name
+    return names
+
+
+def _read_features(path: str, count: int) -> Tensor | None:
+    if not path:
+        return None
+    try:
+        features = torch.from_numpy(np.load(path, allow_pickle=False)).float()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from None
+    if features.dim() != 2 or len(features) != count or not features.isfinite().all():
+        raise ValueError(f"{path}: expected finite numbers ({count}, d), a row an item, got {tuple(features.shape)}")
+    return features

@@ -1,0 +1,216 @@
+"""Baskets: the probability of a set of items, and what goes with a part of it."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from torchcpl.config import TrainConfig, option
+from torchcpl.potentials import picked_mask
+from torchcpl.tasks.baskets.data import Baskets, load_baskets
+from torchcpl.tasks.baskets.methods import DPP, Bernoullis, CPLSets, ItemToItem, PointerSets, SetModel
+from torchcpl.train import device_of
+
+METHODS = {
+    "mixture": "Mixture of Bernoullis",
+    "dpp": "Symmetric DPP",
+    "ndpp": "Nonsymmetric DPP",
+    "pointer": "Pointer (AR)",
+    "cpl": "CPL",
+}
+INDEPENDENT, ITEM_TO_ITEM = "Independent items", "Item to item"
+KINDS = ("lowrank", "contextual")
+COLUMNS = ("log_likelihood", "mpr", "auc", "auc_pooled", "hit_1", "hit_5", "hit_10", "mrr")
+NEGATIVES = 5  # random sets beside every basket
+
+
+@dataclass(frozen=True, kw_only=True)
+class BasketsConfig(TrainConfig):
+    """One set of settings for all shops."""
+
+    method: str = option("cpl", "the distribution over sets", choices=METHODS)
+    kind: str = option("contextual", "interaction of CPL", choices=KINDS)
+    source: str = option("", "FOLDER/NAME for NAME.train.txt, .valid.txt, .test.txt and .items.txt, or one file")
+    features: str = option("", "features of the items (N, d), a .npy file")
+    split: str = option("given", "the parts as the files give them, or all baskets divided at random",
+                        choices=("given", "random"))  # fmt: skip
+    split_seed: int = option(0, "of the random split", low=0)
+    valid_baskets: int = option(0, "validation baskets of a random split (0 = 10 %)", low=0)
+    test_baskets: int = option(0, "test baskets of a random split (0 = 20 %)", low=0)
+    max_items: int = option(64, "the largest basket", low=1)
+
+    rank: int = option(16, "width of keys and values (cpl)", low=1)
+    width: int = option(64, "width of the network over the context (cpl), of the items (pointer)", low=4)
+    dropout: float = option(0.1, "dropout in the network (cpl, pointer)", low=0.0, high=0.9)
+    exact_items: int = option(8, "in training, larger sets are estimated from sampled orders (cpl)", low=1, high=15)
+    orders: int = option(16, "sampled orders of a larger set (cpl)", low=1)
+    pointer_orders: int = option(4, "sampled orders of every set (pointer)", low=1)
+    components: int = option(20, "components (mixture)", low=1)
+    dpp_rank: int = option(32, "rank of the kernels (dpp, ndpp)", low=1)
+
+    epochs: int = option(40, "passes over the training baskets", low=1)
+    optimizer: str = option("adamw", "optimiser", choices=("adam", "adamw"))
+    lr: float = option(5e-3, "learning rate, at its peak where there is a schedule", low=0.0)
+    weight_decay: float = option(0.05, "weight decay", low=0.0)
+    schedule: str = option("cosine", "learning rate after the warmup", choices=("constant", "cosine"))
+    precision: str = option("32-true", "arithmetic", choices=("32-true",))
+    device: str = option("cpu", "where to train", choices=("auto", "cpu", "cuda"))
+
+
+class BasketsTask:
+    """What the training loop needs, and the metrics."""
+
+    ordered = False
+    metric = "log_likelihood"
+    higher_is_better = True
+    capturable = False  # sets of a batch are sorted by size on the host
+
+    def __init__(self, config: BasketsConfig, baskets: Baskets) -> None:
+        self.config, self.baskets = config, baskets
+        self.device = device_of(config)
+        self.train = baskets.train.to(self.device)
+        self.chosen_on, self.reported = baskets.valid.to(self.device), baskets.test.to(self.device)
+        self.frequency = (picked_mask(self.train, baskets.num_items).sum(0) + 0.5) / (len(self.train) + 1)
+        self.generator = torch.Generator()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.train) // self.config.batch_size)
+
+    def build(self, pretrained: bool = True) -> SetModel:
+        config, frequency = self.config, self.frequency.cpu()
+        if config.method == "cpl":
+            return CPLSets(config, frequency, self.baskets.features)
+        if config.method == "pointer":
+            return PointerSets(config, frequency)
+        if config.method == "mixture":
+            return Bernoullis(config, frequency)
+        return DPP(config, frequency, symmetric=config.method == "dpp")
+
+    def untrained(self) -> dict[str, SetModel]:
+        """What needs no training."""
+        frequency = self.frequency.cpu()
+        return {
+            INDEPENDENT: Bernoullis(self.config, frequency, components=1),
+            ITEM_TO_ITEM: ItemToItem(self.config, frequency, self.baskets.train),
+        }
+
+    def batch(self, step: int) -> Tensor:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        self.generator.manual_seed(self.config.seed * 1_000_003 + epoch)
+        order = torch.randperm(len(self.train), generator=self.generator)  # every basket once an epoch
+        rows = order[place * self.config.batch_size : (place + 1) * self.config.batch_size]
+        return self.train[rows.to(self.device)]
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """Mean log-likelihood of the validation baskets."""
+        return {"log_likelihood": float(log_likelihoods(_set_model(model), self.chosen_on)[0].mean())}
+
+    def report(self, model: nn.Module, knob: float | None = None) -> dict[str, float]:
+        """The metrics on the test baskets."""
+        return evaluate(_set_model(model), self.reported)
+
+    def examples(self, batch: int, limit: int) -> list[Tensor]:
+        """Test baskets without one of their items, ``batch`` at a time, up to ``limit`` times."""
+        rest, _ = hold_out(self.reported)
+        limit = min(limit, len(rest) // batch)
+        if not limit:
+            raise ValueError(f"batch: expected at most {len(rest)}, the test baskets of several items, got {batch}")
+        return list(rest.split(batch)[:limit])
+
+
+def _set_model(model: nn.Module) -> SetModel:
+    if not isinstance(model, SetModel):
+        raise ValueError(f"model: expected a SetModel, got {type(model).__name__}")
+    return model
+
+
+# --------------------------------------------------------------------------------------------------- metrics
+
+
+@torch.no_grad()
+def log_likelihoods(model: SetModel, sets: Tensor, batch: int = 512) -> tuple[Tensor, Tensor]:
+    """log P (M,) of every basket, and its standard error, zero where it is exact."""
+    parts = [model.log_prob(part) for part in sets.split(batch)]
+    return torch.cat([value for value, _ in parts]), torch.cat([error for _, error in parts])
+
+
+def hold_out(sets: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Of the baskets of at least two items: all but one random item (M, T−1), and that one (M,)."""
+    several = sets[(sets >= 0).sum(-1) > 1]
+    size = (several >= 0).sum(-1, keepdim=True)
+    chance = torch.rand(size.shape, generator=torch.Generator().manual_seed(seed)).to(sets.device)
+    at = (chance * size).long()
+    held = several.gather(1, at).squeeze(1)
+    rest = several.masked_fill(several == held.unsqueeze(-1), -1)
+    return rest.sort(-1, descending=True).values[:, : max(several.shape[1] - 1, 0)], held
+
+
+@torch.no_grad()
+def ranks(model: SetModel, rest: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    """(M,) how many items outside ``rest`` score above the held-out one, ties counted half, and how many there are."""
+    found = []
+    size = (rest >= 0).sum(-1)
+    above = torch.zeros(len(rest))
+    for count in size.unique().tolist():  # completions of one size have the same number of candidates
+        rows = (size == count).nonzero().squeeze(-1)
+        for part in rows.split(64):
+            scores = model.scores(rest[part, :count])
+            own = scores.gather(1, held[part].unsqueeze(-1))
+            above[part] = ((scores > own).sum(-1) + 0.5 * ((scores == own).sum(-1) - 1)).float().cpu()
+            found.append(part)
+    return above, (model.num_items - size).cpu()
+
+
+def evaluate(model: SetModel, sets: Tensor, seed: int = 0) -> dict[str, float]:
+    """Log-likelihood, ranks of a held-out item, and baskets told from random sets of the same size."""
+    values, errors = log_likelihoods(model, sets)
+    found = {
+        "log_likelihood": float(values.mean()),
+        "log_likelihood_se": float(errors.square().sum().sqrt()) / len(sets),
+    }
+    found["estimated"] = int((errors > 0).sum())
+    above, among = ranks(model, *hold_out(sets, seed))
+    found["mpr"] = float((100 * (1 - above / (among - 1).clamp(min=1))).mean())
+    for k in (1, 5, 10):
+        found[f"hit_{k}"] = float((above < k).float().mean())
+    found["mrr"] = float((1 / (1 + above)).mean())
+    if not values.isnan().any():
+        found |= auc(model, sets, values, seed)
+    return {name: found.get(name, float("nan")) for name in (*COLUMNS, "log_likelihood_se", "estimated")}
+
+
+def auc(model: SetModel, sets: Tensor, values: Tensor, seed: int = 0) -> dict[str, float]:
+    """How often log P tells a basket from a random set.
+
+    ``auc``: of the basket's own size. ``auc_pooled``: of any basket's size, as one ROC curve over all baskets and as many
+    random sets; as larger sets are less likely, real or not, this asks mostly for the smaller of the two.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    random = torch.rand(NEGATIVES * len(sets), model.num_items, generator=generator).argsort(-1)[:, : sets.shape[1]]
+    random = random.to(sets.device).masked_fill(sets.repeat(NEGATIVES, 1) < 0, -1)
+    others = log_likelihoods(model, random)[0].view(NEGATIVES, -1)
+    own = (values > others).float() + 0.5 * (values == others).float()
+    return {"auc": float(own.mean()), "auc_pooled": statistics.fmean(_roc(values, other) for other in others)}
+
+
+def _roc(positive: Tensor, negative: Tensor) -> float:
+    """The area under the ROC curve: the chance that a positive scores above a negative."""
+    ranked = negative.sort().values
+    below = torch.searchsorted(ranked, positive) + torch.searchsorted(ranked, positive, right=True)
+    return float(below.double().mean()) / (2 * len(negative))
+
+
+def load(config: BasketsConfig) -> Baskets:
+    """The baskets that a configuration names."""
+    return load_baskets(
+        config.source,
+        features=config.features,
+        most=config.max_items,
+        split=config.split,
+        split_seed=config.split_seed,
+        held_out=(config.valid_baskets, config.test_baskets),
+    )
