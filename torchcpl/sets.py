@@ -21,7 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcpl.checks import check_choice, check_count, check_order, check_tensor, validating
+from torchcpl.checks import (
+    check_choice,
+    check_count,
+    check_generator,
+    check_order,
+    check_tensor,
+    readable,
+    validating,
+)
 from torchcpl.constraints import Constraint, History, Rules
 from torchcpl.decoding.beam import search
 from torchcpl.decoding.rollout import rollout
@@ -35,7 +43,7 @@ from torchcpl.functional import (
     step_log_probs,
 )
 from torchcpl.interactions.base import Additive, Interaction, State, accumulator
-from torchcpl.potentials import Potentials, Selection, picked_mask
+from torchcpl.potentials import Potentials, Selection, check_potentials, picked_mask
 
 SUBSET_LIMIT = 15  # largest set whose probability is computed exactly by default: 2¹⁵ subsets
 ORDER_LIMIT = 5  # largest part whose orders are enumerated, where all of the order matters
@@ -72,6 +80,7 @@ def set_nll(
         limit = min(exact, limit)
     check_choice("proposal", proposal, ("process", "uniform"))
     check_count("num_samples", num_samples, 1)
+    check_generator(generator, pot.unary.device)
     _check_sets("target", target, pot, picks_real=True)
     rules = Rules(pot)
     values = []
@@ -105,6 +114,7 @@ def set_log_prob(
     the subset (1,024 unless ``num_samples`` says otherwise).
     """
     _check_sets("subset", subset, pot)
+    check_generator(generator, pot.unary.device)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     return set_log_probs(pot, subset, rules, num_samples, generator)
 
@@ -188,6 +198,7 @@ def complete(
     if num_return > (num_beams or 1):
         raise ValueError(f"num_return: expected at most num_beams = {num_beams or 1}, got {num_return}")
     _check_sets("picked", picked, pot, picks_real=True)
+    check_generator(generator, pot.unary.device)
     if len(pot) != len(picked):
         pot = pot[torch.zeros(len(picked), dtype=torch.long, device=picked.device)]
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
@@ -267,7 +278,7 @@ class Bucket:
     pot: Potentials
     rules: Rules
     rows: Tensor  # (M,)
-    items: Tensor  # (M, k)
+    items: Tensor  # (M, k), −1 padded only where values may not be read
 
     def flat(self, hypotheses: Tensor) -> Tensor:
         """(M, K, ·) → (B, K', ·) as the potentials have it: the hypotheses of rows that share one, side by side."""
@@ -283,13 +294,19 @@ class Bucket:
 
 def _check_sets(name: str, sets: Tensor, pot: Potentials, picks_real: bool = False) -> None:
     """Check (B, T) sets, their values too where that is on; potentials of one row take any B."""
+    check_potentials(pot)
     check_tensor(name, sets, ("B" if len(pot) == 1 else len(pot), "T"), "long", like=pot.unary)
     if validating(sets):
         check_order(name, sets, pot.num_candidates, pot.mask.expand(len(sets), -1) if picks_real else None)
 
 
 def _buckets(pot: Potentials, sets: Tensor, rules: Rules, fold: bool = True) -> list[Bucket]:
-    """The sets (B, T) by size, a bucket each, with as few rows as ``CHUNK`` asks for; of no sets, one empty bucket."""
+    """The sets (B, T) by size, a bucket each, with as few rows as ``CHUNK`` asks for; of no sets, one empty bucket.
+
+    Where values may not be read they are one bucket, padded.
+    """
+    if not readable():
+        return [Bucket(pot, rules, torch.arange(len(sets), device=sets.device), sets)]
     if fold and len(pot) > 1 and _shared(pot, rules):
         pot, rules = pot[:1], rules.rows(torch.zeros(1, dtype=torch.long, device=sets.device))
     sizes = (sets >= 0).sum(-1)
@@ -330,8 +347,12 @@ def _order_matters(pot: Potentials, rules: Rules) -> bool:
 
 def _exact(part: Bucket) -> Tensor:
     """(M,) log P of each set, by dynamic programming."""
-    _, reach, stop = _passages(part)[-1]
-    return logsumexp((reach + stop)[:, 0])
+    passages = _passages(part)
+    # The first subset of a size holds the first items: where a padded row ends.
+    ended = [logsumexp((reach + stop)[:, 0]) for _, reach, stop in (passages[-1:] if readable() else passages)]
+    if len(ended) == 1:
+        return ended[0]
+    return torch.stack(ended, -1).gather(1, (part.items >= 0).sum(-1, keepdim=True)).squeeze(-1)
 
 
 def _passages(part: Bucket, given: Tensor | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -350,9 +371,10 @@ def _passages(part: Bucket, given: Tensor | None = None) -> list[tuple[Tensor, T
         picks = torch.cat([given.unsqueeze(1).expand(-1, picks.shape[1], -1), picks], -1)
     log_probs = part.log_probs(_subset_states(part, lattice, picks), picks, last)
     choices = torch.nn.functional.pad(items, (0, 1), value=n).unsqueeze(1)  # (M, 1, k+1), the stop last
-    steps = log_probs.gather(2, choices.expand(-1, picks.shape[1], -1)).split(lattice.counts, 1)
+    step = log_probs.gather(2, choices.clamp(min=0).expand(-1, picks.shape[1], -1)).masked_fill(choices < 0, -torch.inf)
+    steps = step.split(lattice.counts, 1)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
-    reach = step = steps[0]
+    reach = step
     for (members, before), now in zip(lattice.sizes, steps, strict=True):
         size = members.shape[1]
         if size:
@@ -434,7 +456,7 @@ def _sampled(part: Bucket, samples: int, proposal: str, generator: torch.Generat
     log_mean = logsumexp(log_weight) - math.log(samples)
     # The standard error of log P̂, from that of P̂ by the delta method.
     relative = (log_weight - log_mean.unsqueeze(-1)).exp().detach()
-    error = relative.std(-1) / samples**0.5 if samples > 1 else torch.zeros_like(log_mean)
+    error = ((relative - 1).square().sum(-1) / (samples * max(samples - 1, 1))).sqrt()
     return log_mean, error.nan_to_num(0.0)
 
 
@@ -445,21 +467,22 @@ def _draw_orders(part: Bucket, samples: int, proposal: str, generator: torch.Gen
     log_q = part.pot.stop.new_zeros(rows, samples, dtype=accumulator(part.pot.stop.dtype))
     slots = items.unsqueeze(1).expand(-1, samples, -1)  # (M, S, k)
     if proposal == "uniform":
-        place = torch.rand(slots.shape, generator=generator, device=items.device).argsort(-1)
-        return slots.gather(2, place), log_q - math.lgamma(count + 1)
+        place = torch.rand(slots.shape, generator=generator, device=items.device) + (slots < 0).float()
+        return slots.gather(2, place.argsort(-1)), log_q - torch.lgamma((slots >= 0).sum(-1) + 1.0)
     state = part.pot.interaction.start(part.flat(log_q).shape[1])
     orders = torch.full_like(slots, -1)
-    taken = torch.zeros(slots.shape, dtype=torch.bool, device=items.device)
+    taken = slots < 0
     for t in range(count):
         last = orders[..., t - 1] if t else items.new_full(log_q.shape, -1)
-        onward = part.log_probs(state, orders, last).gather(2, slots).masked_fill(taken, -torch.inf)  # (M, S, k)
-        dead = (onward == -torch.inf).all(-1, keepdim=True)  # impossible: any order will do
-        confined = torch.where(dead & ~taken, 0.0, onward).log_softmax(-1)
+        onward = part.log_probs(state, orders, last).gather(2, slots.clamp(min=0))  # (M, S, k)
+        onward = onward.masked_fill(taken, -torch.inf)
+        dead = (onward == -torch.inf).all(-1, keepdim=True)  # impossible, or at its end: any order will do
+        confined = torch.where(dead & (~taken | taken.all(-1, keepdim=True)), 0.0, onward).log_softmax(-1)
         noise = torch.empty_like(confined).exponential_(generator=generator)
         choice = (confined - noise.log()).argmax(-1, keepdim=True)
-        log_q = log_q + confined.gather(2, choice).squeeze(-1)
+        log_q = log_q + confined.gather(2, choice).squeeze(-1).masked_fill(taken.all(-1), 0)
+        orders[..., t] = slots.gather(2, choice).squeeze(-1).masked_fill(taken.all(-1), -1)
         taken = taken.scatter(2, choice, True)
-        orders[..., t] = slots.gather(2, choice).squeeze(-1)
         state = part.pot.interaction.advance(state, part.flat(orders[..., t]))
     return orders, log_q
 

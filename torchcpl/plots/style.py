@@ -31,6 +31,9 @@ METHODS = {
     "hungarian": PALETTE[1],
     "threshold": PALETTE[4],
     "multi_hypothesis": PALETTE[5],
+    "mixture": PALETTE[4],
+    "dpp": PALETTE[1],
+    "ndpp": PALETTE[5],
 }
 INK, FAINT = "#22262b", "#c9ced6"
 WIDTH = 6.9  # inches, the text width of a paper

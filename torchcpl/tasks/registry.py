@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from torchcpl.checkpoints import read_state
+from torchcpl.tasks.baskets.benchmark import BasketsBenchmark
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.paths.benchmark import PathsBenchmark
 from torchcpl.tasks.subsets.benchmark import SubsetsBenchmark
 
-TASKS: dict[str, Benchmark[Any]] = {"subsets": SubsetsBenchmark(), "paths": PathsBenchmark()}
+TASKS: dict[str, Benchmark[Any]] = {"subsets": SubsetsBenchmark(), "paths": PathsBenchmark(), "baskets": BasketsBenchmark()}
 
 
 def benchmark_of(run: str | Path) -> Benchmark[Any]:

@@ -43,8 +43,8 @@ def load_baskets(
     """Read ``source``: a folder and a name, ``shop/toys`` for ``shop/toys.train.txt`` and so on, or one file.
 
     The names of the items are in ``NAME.items.txt``, one a line, or else are those (for numbers, up to the largest) of
-    the training part. One file alone, and with ``split="random"`` all parts together, are divided by ``split_seed`` into
-    validation, test and training baskets: as many as ``held_out`` says, or 10 %, 20 % and the rest.
+    the training part. One file alone, and with ``split="random"`` all parts together, are divided by ``split_seed``
+    into validation, test and training baskets: as many as ``held_out`` says, or 10 %, 20 % and the rest.
     """
     path = Path(source)
     files = {part: Path(f"{source}.{part}.txt") for part in PARTS}

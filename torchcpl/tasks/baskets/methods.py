@@ -83,8 +83,8 @@ class StepwiseSets(SetModel):
 class CPLSets(StepwiseSets):
     """θ, keys and values for every item, from its id, its features or both; a live stop.
 
-    In the kind ``contextual`` the context passes through ``s + MLP(LayerNorm([s, |S|/10]))`` and the stop has a bias for
-    every number of picks, which travels as one more channel of the context that only the stop's key reads.
+    In the kind ``contextual`` the context passes through ``s + MLP(LayerNorm([s, |S|/10]))`` and the stop has a bias
+    for every number of picks, which travels as one more channel of the context that only the stop's key reads.
     """
 
     features: Tensor | None
@@ -170,17 +170,22 @@ class PointerSets(StepwiseSets):
 class Bernoullis(SetModel):
     """A mixture of C components, in each of which items are chosen independently; C = 1 is independence."""
 
+    base: Tensor
+
     def __init__(self, config: BasketsConfig, frequency: Tensor, components: int | None = None) -> None:
         super().__init__(config, frequency)
         count = config.components if components is None else components
-        spread = torch.randn(count, self.num_items) if count > 1 else torch.zeros(1, self.num_items)
-        self.logits = nn.Parameter(frequency.logit() + spread)
+        self.register_buffer("base", frequency.logit())
+        self.spread = nn.Parameter(
+            0.1 * torch.randn(count, self.num_items) if count > 1 else torch.zeros(1, self.num_items)
+        )
         self.weights = nn.Parameter(torch.zeros(count))
 
     def log_prob(self, sets: Tensor) -> tuple[Tensor, Tensor]:
-        inside = picked_mask(sets, self.num_items).to(self.logits.dtype)  # (B, N)
-        absent = torch.nn.functional.logsigmoid(-self.logits).sum(-1)  # (C,)
-        value = (inside @ self.logits.T + absent + self.weights.log_softmax(0)).logsumexp(-1)
+        logits = self.base + 10 * self.spread  # (C, N); ten times, so that the rate of the others suits it
+        inside = picked_mask(sets, self.num_items).to(logits.dtype)  # (B, N)
+        absent = torch.nn.functional.logsigmoid(-logits).sum(-1)  # (C,)
+        value = (inside @ logits.T + absent + self.weights.log_softmax(0)).logsumexp(-1)
         return value, torch.zeros_like(value)
 
 
@@ -216,7 +221,7 @@ class DPP(SetModel):
 
 
 class ItemToItem(SetModel):
-    """Conditional frequencies of pairs: the mean over the rest of P(item | one of the rest). No distribution over sets."""
+    """Conditional frequencies: the mean over the rest of P(item | one of the rest). No distribution over sets."""
 
     def __init__(self, config: BasketsConfig, frequency: Tensor, train: Tensor) -> None:
         super().__init__(config, frequency)

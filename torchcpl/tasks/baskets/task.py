@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -109,7 +110,7 @@ class BasketsTask:
         """Mean log-likelihood of the validation baskets."""
         return {"log_likelihood": float(log_likelihoods(_set_model(model), self.chosen_on)[0].mean())}
 
-    def report(self, model: nn.Module, knob: float | None = None) -> dict[str, float]:
+    def report(self, model: nn.Module, knob: float | None = None) -> dict[str, Any]:
         """The metrics on the test baskets."""
         return evaluate(_set_model(model), self.reported)
 
@@ -152,7 +153,6 @@ def hold_out(sets: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def ranks(model: SetModel, rest: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
     """(M,) how many items outside ``rest`` score above the held-out one, ties counted half, and how many there are."""
-    found = []
     size = (rest >= 0).sum(-1)
     above = torch.zeros(len(rest))
     for count in size.unique().tolist():  # completions of one size have the same number of candidates
@@ -161,33 +161,33 @@ def ranks(model: SetModel, rest: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
             scores = model.scores(rest[part, :count])
             own = scores.gather(1, held[part].unsqueeze(-1))
             above[part] = ((scores > own).sum(-1) + 0.5 * ((scores == own).sum(-1) - 1)).float().cpu()
-            found.append(part)
     return above, (model.num_items - size).cpu()
 
 
-def evaluate(model: SetModel, sets: Tensor, seed: int = 0) -> dict[str, float]:
-    """Log-likelihood, ranks of a held-out item, and baskets told from random sets of the same size."""
+def evaluate(model: SetModel, sets: Tensor, seed: int = 0) -> dict[str, Any]:
+    """Log-likelihood, ranks of a held-out item, and baskets told from random sets; None for what a model has not.
+
+    ``log_likelihood_se``: the standard error of the ``estimated`` ones among the baskets.
+    """
+    found: dict[str, Any] = dict.fromkeys(COLUMNS)
     values, errors = log_likelihoods(model, sets)
-    found = {
-        "log_likelihood": float(values.mean()),
-        "log_likelihood_se": float(errors.square().sum().sqrt()) / len(sets),
-    }
-    found["estimated"] = int((errors > 0).sum())
+    if not values.isnan().any():
+        found |= {"log_likelihood": float(values.mean()), "estimated": int((errors > 0).sum())}
+        found |= {
+            "log_likelihood_se": float(errors.square().sum().sqrt()) / len(sets),
+            **auc(model, sets, values, seed),
+        }
     above, among = ranks(model, *hold_out(sets, seed))
     found["mpr"] = float((100 * (1 - above / (among - 1).clamp(min=1))).mean())
-    for k in (1, 5, 10):
-        found[f"hit_{k}"] = float((above < k).float().mean())
-    found["mrr"] = float((1 / (1 + above)).mean())
-    if not values.isnan().any():
-        found |= auc(model, sets, values, seed)
-    return {name: found.get(name, float("nan")) for name in (*COLUMNS, "log_likelihood_se", "estimated")}
+    found |= {f"hit_{k}": float((above < k).float().mean()) for k in (1, 5, 10)}
+    return found | {"mrr": float((1 / (1 + above)).mean())}
 
 
 def auc(model: SetModel, sets: Tensor, values: Tensor, seed: int = 0) -> dict[str, float]:
     """How often log P tells a basket from a random set.
 
-    ``auc``: of the basket's own size. ``auc_pooled``: of any basket's size, as one ROC curve over all baskets and as many
-    random sets; as larger sets are less likely, real or not, this asks mostly for the smaller of the two.
+    ``auc``: of the basket's own size. ``auc_pooled``: of any basket's size, as one ROC curve over all baskets and as
+    many random sets; as larger sets are less likely, real or not, this asks mostly for the smaller of the two.
     """
     generator = torch.Generator().manual_seed(seed)
     random = torch.rand(NEGATIVES * len(sets), model.num_items, generator=generator).argsort(-1)[:, : sets.shape[1]]

@@ -1,0 +1,89 @@
+"""Figures of the baskets task: who goes with whom, a basket growing, likelihood by size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from torchcpl.plots import METHODS as COLOURS
+from torchcpl.plots import baskets as draw
+from torchcpl.report import Panel
+from torchcpl.sets import complete, next_probs
+from torchcpl.tasks.baskets.methods import CPLSets, SetModel
+from torchcpl.tasks.baskets.task import METHODS, BasketsTask, log_likelihoods
+
+ITEMS = 24  # in the figure of pairs: the most frequent ones
+STEPS = 4
+
+
+def short(name: str, length: int = 34) -> str:
+    """The beginning of an item's name, without its department."""
+    name = name.split(" : ")[0].split(": ")[0]
+    return name if len(name) <= length else name[: length - 1].rstrip(" ,") + "…"
+
+
+@torch.no_grad()
+def pair_effects(model: CPLSets) -> Tensor:
+    """(N, N) how having picked i, alone, changes the log-odds of j against the average item."""
+    W = model.potentials().interaction.dense()[0]
+    return W - W.mean(0, keepdim=True)
+
+
+def item_panels(model: CPLSets, task: BasketsTask) -> list[Panel]:
+    """The learned W between the most frequent items, and a basket growing."""
+    names = [short(name) for name in task.baskets.names]
+    most = task.frequency.argsort(descending=True)[:ITEMS].cpu()
+    W = pair_effects(model)[most][:, most]
+    pairs = draw.pair_matrix(W.numpy(), [names[i] for i in most.tolist()])
+    return [
+        Panel(
+            "pairs",
+            "Complements and substitutes",
+            "Having picked the item of a column, how much likelier (red) or less likely (blue) is that of a row, next "
+            "to the average item; the most frequent items, those that go together side by side.",
+            pairs,
+            wide=True,
+        ),
+        Panel(
+            "growing",
+            "A basket grows",
+            "The likeliest next choices, given what is in the basket so far in no particular order; the likeliest item "
+            "is then added.",
+            draw.growing_basket(*growth(model, task, names)),
+            wide=True,
+        ),
+    ]
+
+
+@torch.no_grad()
+def growth(model: CPLSets, task: BasketsTask, names: list[str]) -> tuple[list[str], list[list[tuple[str, float]]]]:
+    """What is added, step by step, and the five likeliest choices at each, from the item that begins most baskets."""
+    pot = model.potentials()
+    start = int(task.frequency.argmax())
+    whole = complete(pot, torch.tensor([[start]]), 1 + STEPS, min_len=1 + STEPS).indices[0].tolist()
+    choices = []
+    for size in range(1, len(whole) + 1):
+        probs = next_probs(pot, torch.tensor([whole[:size]]))[0]
+        best = probs.topk(5)
+        said = [names[i] if i < len(names) else "(stop)" for i in best.indices.tolist()]
+        choices.append(list(zip(said, best.values.tolist(), strict=True)))
+    return [names[i] for i in whole], choices
+
+
+def size_panel(models: Mapping[str, SetModel], task: BasketsTask) -> Panel:
+    """Mean log-likelihood of the test baskets of each size."""
+    size = (task.reported >= 0).sum(-1)
+    sizes = [k for k in size.unique().tolist() if int((size == k).sum()) >= 10]
+    curves = {}
+    for name, model in models.items():
+        values, _ = log_likelihoods(model, task.reported)
+        curves[name] = [float(values[size == k].mean()) for k in sizes]
+    caption = "Mean log P of the test baskets of each size with at least ten of them, less that of the first method."
+    return Panel(
+        "sizes",
+        "Likelihood by size",
+        caption,
+        draw.by_size(sizes, curves, {METHODS[method]: COLOURS[method] for method in METHODS}),
+    )
