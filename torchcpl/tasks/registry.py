@@ -11,7 +11,11 @@ from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.paths.benchmark import PathsBenchmark
 from torchcpl.tasks.subsets.benchmark import SubsetsBenchmark
 
-TASKS: dict[str, Benchmark[Any]] = {"subsets": SubsetsBenchmark(), "paths": PathsBenchmark(), "baskets": BasketsBenchmark()}
+TASKS: dict[str, Benchmark[Any]] = {
+    "subsets": SubsetsBenchmark(),
+    "paths": PathsBenchmark(),
+    "baskets": BasketsBenchmark(),
+}
 
 
 def benchmark_of(run: str | Path) -> Benchmark[Any]:
