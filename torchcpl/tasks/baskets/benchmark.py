@@ -14,7 +14,7 @@ from torchcpl.tasks.baskets import figures
 from torchcpl.tasks.baskets.data import Baskets, load_baskets
 from torchcpl.tasks.baskets.task import COLUMNS, METHODS, BasketsConfig, BasketsTask
 from torchcpl.tasks.benchmark import Benchmark
-from torchcpl.tasks.runs import Run, here
+from torchcpl.tasks.runs import Run, here, read_run
 
 # Mean test log-likelihood on the Amazon baby registries, from Probabilistic Generating Circuits (ICML 2021).
 # SimplePGC was run again from their code and came out within .01; the others are quoted, as remembered.
@@ -73,14 +73,15 @@ class BasketsBenchmark(Benchmark[BasketsConfig]):
     def source(self, config: BasketsConfig) -> str:
         return Path(config.source).name + (f", random split {config.split_seed}" if config.split == "random" else "")
 
+    def read(self, path: str | Path) -> Run[BasketsConfig]:
+        return read_run(self.config, path, ["log_likelihood"])
+
     def by_rule(self, run: Run[BasketsConfig]) -> dict[str, dict[str, Any]]:
         """The metrics at the checkpoint that is best on the validation baskets; too many to compute at every epoch."""
         task, model, knob = self.restore(run)
         scores = task.report(model, knob)
-        return {self.held_out: {name: scores[name] for name in self.metrics} | self._chosen(run)}
-
-    def _chosen(self, run: Run[BasketsConfig]) -> dict[str, Any]:
-        return {"epoch": run.state["best"]["epoch"], "knob": None}
+        found = {name: scores[name] for name in self.metrics}
+        return {self.held_out: found | {"epoch": run.state["best"]["epoch"], "knob": None}}
 
     def _ms(self, run: Run[BasketsConfig]) -> dict[str, Any]:
         """Completions, one basket at a time. Sets are sorted by size on the host, so there is no graph to capture."""
