@@ -32,7 +32,7 @@ T = TypeVar("T")
 def register_pytree(cls: type[T]) -> type[T]:
     """Let ``torch.export``, ``torch.func`` and tree_map see through a dataclass.
 
-    Unflattening skips ``__init__``: its leaves may be placeholders that no check would accept. A field that is None or
+    Unflattening skips ``__init__``: its leaves may be stand-ins that no check would accept. A field that is None or
     whose metadata say ``static`` (a network) belongs to the structure: ``vmap`` and graphs take tensors only.
     """
     static = [f.name for f in fields(cls) if f.metadata.get("static")]  # type: ignore[arg-type]
