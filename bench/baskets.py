@@ -1,7 +1,8 @@
 """All shops, methods and seeds side by side, a process each on one thread: ``python -m bench.baskets FOLDER``.
 
 A run lies in ``--runs``; what is finished there is not done again. ``results/baskets.json`` is written after every run
-that ends, so that one can stop and go on: rows with ``dataset``, ``method``, the metrics, their deviation over seeds.
+that ends, so that one can stop and go on: rows with ``dataset``, ``method``, the metrics, their deviation over seeds;
+and for each shop what CPL makes of its items.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ import torch
 
 from torchcpl.files import read_json, write_json
 from torchcpl.provenance import run_info
+from torchcpl.sets import next_probs
 from torchcpl.tables import summarise
+from torchcpl.tasks.baskets import figures
 from torchcpl.tasks.baskets.benchmark import BasketsBenchmark
-from torchcpl.tasks.baskets.task import METHODS, BasketsConfig, evaluate
+from torchcpl.tasks.baskets.methods import CPLSets
+from torchcpl.tasks.baskets.task import METHODS, BasketsConfig, BasketsTask, evaluate
 from torchcpl.train import fit
 
 BENCHMARK = BasketsBenchmark()
@@ -54,7 +58,7 @@ def jobs(folder: Path, seeds: int, only: list[str]) -> Iterator[tuple[str, Baske
             yield job("apparel", method, seed, "-random", **NONSYMMETRIC, split_seed=seed)
     yield from (job(shop, "cpl", seed, kind="lowrank") for shop in shops for seed in range(seeds))
     less: dict[str, Any] = {"epochs": 20, "validate_every": 4}
-    yield from (job(shop, "pointer", seed, **less) for seed in range(seeds) for shop in reversed(shops))
+    yield from (job(shop, "pointer", seed, **less) for seed in range(seeds) for shop in shops)
 
 
 def work(path: Path, config: BasketsConfig) -> None:
@@ -72,7 +76,30 @@ def work(path: Path, config: BasketsConfig) -> None:
     scores["items"] = task.baskets.num_items
     for name, reference in task.untrained().items() if config.method == "dpp" and config.seed == 0 else ():
         write_json(path / f"{name}.json", evaluate(reference, task.reported))
+    if isinstance(model, CPLSets) and "/cpl-contextual-s0" in path.as_posix():
+        write_json(path / "items.json", about_items(model, task))
     write_json(path / "scores.json", scores | {"seconds": time.monotonic() - start})
+
+
+def about_items(model: CPLSets, task: BasketsTask) -> dict[str, Any]:
+    """The test basket of two that is most often chosen and what is likely to follow; the pairs of frequent items that
+    go together best and worst, by the learned W."""
+    names = [*task.baskets.names, "(nothing more)"]
+    two = task.reported[(task.reported >= 0).sum(-1) == 2, :2].sort(-1).values
+    found, count = two.unique(dim=0, return_counts=True)
+    given = found[count.argmax()]
+    follows = next_probs(model.potentials(), given.unsqueeze(0))[0].topk(4)
+    most = task.frequency.argsort(descending=True)[: figures.ITEMS]
+    W = figures.pair_effects(model)[most][:, most]
+    together = (W + W.T).triu(1)
+    pairs = [divmod(int(place), len(most)) for place in (together.argmax(), together.argmin())]
+    return {
+        "given": [names[i] for i in given.tolist()],
+        "next": [[names[i], p] for i, p in zip(follows.indices.tolist(), follows.values.tolist(), strict=True)],
+        **{
+            key: [names[most[i]] for i in pair] for key, pair in zip(("complements", "substitutes"), pairs, strict=True)
+        },
+    }
 
 
 def collect(planned: dict[Path, BasketsConfig], out: Path) -> None:
@@ -91,8 +118,9 @@ def collect(planned: dict[Path, BasketsConfig], out: Path) -> None:
         | {"seeds": [seed for seed, _ in found]}
         for (dataset, method), found in sorted(groups.items())
     ]
+    items = {path.parent.name: read_json(path / "items.json") for path in planned if (path / "items.json").is_file()}
     info = run_info(seeds=sorted({config.seed for config in planned.values()}), device=torch.device("cpu"))
-    write_json(out, {"title": "Baskets, all shops", **info, "rows": rows})
+    write_json(out, {"title": "Baskets, all shops", **info, "rows": rows, "items": items})
 
 
 def main() -> None:

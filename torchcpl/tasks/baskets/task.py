@@ -191,14 +191,25 @@ def auc(model: SetModel, sets: Tensor, values: Tensor, seed: int = 0) -> dict[st
     """How often log P tells a basket from a random set.
 
     ``auc``: of the basket's own size. ``auc_pooled``: of any basket's size, as one ROC curve over all baskets and as
-    many random sets; as larger sets are less likely, real or not, this asks mostly for the smaller of the two.
+    many random sets; as larger sets are less likely, real or not, this asks mostly for the smaller of the two, and
+    what ranks by size first reaches at most ``auc_limit``, (1 + Σ p_k²)/2 with p_k the share of size k. ``auc_ratio``:
+    pooled too, by log P less the log-probability p_k / C(N, k) of drawing the set at random.
     """
     generator = torch.Generator().manual_seed(seed)
     random = torch.rand(NEGATIVES * len(sets), model.num_items, generator=generator).argsort(-1)[:, : sets.shape[1]]
     random = random.to(sets.device).masked_fill(sets.repeat(NEGATIVES, 1) < 0, -1)
     others = log_likelihoods(model, random)[0].view(NEGATIVES, -1)
     own = (values > others).float() + 0.5 * (values == others).float()
-    return {"auc": float(own.mean()), "auc_pooled": statistics.fmean(_roc(values, other) for other in others)}
+    size, n = (sets >= 0).sum(-1), torch.tensor(model.num_items + 1.0)
+    share = size.bincount() / len(size)
+    log_choices = n.lgamma() - (size + 1.0).lgamma() - (n - size).lgamma()
+    ratio = log_choices - share[size].log()
+    return {
+        "auc": float(own.mean()),
+        "auc_pooled": statistics.fmean(_roc(values, other) for other in others),
+        "auc_limit": float(1 + share.square().sum()) / 2,
+        "auc_ratio": statistics.fmean(_roc(values + ratio, other + ratio) for other in others),
+    }
 
 
 def _roc(positive: Tensor, negative: Tensor) -> float:
