@@ -92,13 +92,12 @@ def about_items(model: CPLSets, task: BasketsTask) -> dict[str, Any]:
     most = task.frequency.argsort(descending=True)[: figures.ITEMS]
     W = figures.pair_effects(model)[most][:, most]
     together = (W + W.T).triu(1)
-    pairs = [divmod(int(place), len(most)) for place in (together.argmax(), together.argmin())]
+    best, worst = (divmod(int(place), len(most)) for place in (together.argmax(), together.argmin()))
     return {
         "given": [names[i] for i in given.tolist()],
         "next": [[names[i], p] for i, p in zip(follows.indices.tolist(), follows.values.tolist(), strict=True)],
-        **{
-            key: [names[most[i]] for i in pair] for key, pair in zip(("complements", "substitutes"), pairs, strict=True)
-        },
+        "complements": [names[most[i]] for i in best],
+        "substitutes": [names[most[i]] for i in worst],
     }
 
 

@@ -114,6 +114,22 @@ def test_metrics_by_hand() -> None:
     assert scores["auc"] == pytest.approx((1 - 1 / 12 + 1 - 1 / 6) / 2, abs=0.03)
     # Pooled, a pair never beats a single item.
     assert scores["auc_pooled"] == pytest.approx((1 - 1 / 12 + 1 + 0 + 1 - 1 / 6) / 4, abs=0.03)
+    assert scores["auc_limit"] == pytest.approx(0.75)  # two sizes, half of the baskets each
+
+
+class Uniform(SetModel):
+    """All sets of one or two of six items alike, but for those with item 0."""
+
+    def log_prob(self, sets: Tensor) -> tuple[Tensor, Tensor]:
+        value = (sets == 0).any(-1).float() - torch.tensor([1.0, 6.0, 15.0]).log()[(sets >= 0).sum(-1)]
+        return value, torch.zeros_like(value)
+
+
+def test_by_the_likelihood_ratio_sizes_do_not_matter() -> None:
+    scores = evaluate(Uniform(SMALL, torch.full((6,), 0.5)), torch.tensor([[0, -1]] * 200 + [[0, 1]] * 200))
+    chance = (1 / 6 + 1 / 3) / 2  # that a random set has item 0 too: a tie
+    assert scores["auc_ratio"] == pytest.approx(1 - chance / 2, abs=0.02)
+    assert scores["auc_pooled"] < scores["auc_ratio"]
 
 
 def test_items_known_by_their_features_alone(baskets: Baskets) -> None:
