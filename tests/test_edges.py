@@ -233,7 +233,7 @@ def test_infinite_scores_are_refused_by_all(reader: str, part: str, value: float
 def test_an_interaction_that_overflows_is_refused(reader: str) -> None:
     """Each number is finite, their sum is not: an error, not a NaN."""
     pot = cpl.Potentials(torch.full((2, 4), 3e38), torch.full((2,), -3e38), cpl.Dense(torch.full((2, 4, 4), 3e38)))
-    with pytest.raises(ValueError, match=r"pot: expected logits that torch.float32 can hold, got NaN"):
+    with pytest.raises(ValueError, match=r"pot: expected logits in the range of torch.float32, got NaN"):
         READERS[reader](pot)
 
 

@@ -148,7 +148,7 @@ TABLE = [
     ),
     Wrong("other size", lambda: pot(interaction=cpl.Dense(torch.zeros(B, 3, 3))), "interaction", "(2, 4)", "(2, 3)"),
     Wrong("W flat", lambda: cpl.Dense(torch.zeros(N, N)), "W", "shape (B, N, N)", "shape (4, 4)"),
-    Wrong("W not square", lambda: cpl.Dense(torch.zeros(B, N, 3)), "W", "square", "(2, 4, 3)"),
+    Wrong("W not square", lambda: cpl.Dense(torch.zeros(B, N, 3)), "W", "shape (B, 3, 3)", "(2, 4, 3)"),
     Wrong("W long", lambda: cpl.Dense(LONGS.unsqueeze(-1)), "W", "a float tensor", "int64"),
     Wrong(
         "stop_row", lambda: cpl.Dense(torch.zeros(B, N, N), torch.zeros(B)), "stop_row", "shape (2, 4)", "shape (2,)"
@@ -245,8 +245,8 @@ TABLE = [
     Wrong("max_len float", decode(max_len=2.0), "max_len", "an integer", "float 2.0"),
     Wrong("max_len bool", decode(max_len=True), "max_len", "an integer", "bool True"),
     Wrong("min_len", decode(min_len=-1), "min_len", "at least 0", "int -1"),
-    Wrong("min_len > max_len", decode(min_len=3, max_len=2), "min_len", "at most max_len = 2", "3"),
-    Wrong("min_len > N", decode(min_len=5), "min_len", "at most max_len = 4", "5"),
+    Wrong("min_len > max_len", decode(min_len=3, max_len=2), "min_len", "at most min(max_len, N) = 2", "3"),
+    Wrong("min_len > N", decode(min_len=5), "min_len", "at most min(max_len, N) = 4", "5"),
     Wrong("stop_bias shape", decode(stop_bias=torch.zeros(3)), "stop_bias", "(2,)", "shape (3,)"),
     Wrong("stop_bias text", decode(stop_bias="low"), "stop_bias", "a number", "'low'"),
     Wrong("stop_bias None", decode(stop_bias=None), "stop_bias", "a number", "None"),

@@ -17,7 +17,6 @@ from torch import Tensor
 
 import torchcpl as cpl
 from torchcpl.selectors import PointerHead
-from torchcpl.sets import Given
 
 TIGHT = 1e-10
 
@@ -154,9 +153,9 @@ def test_bad_sets_are_refused() -> None:
         cpl.set_nll(pot, torch.tensor([[1, 0]]))
     with pytest.raises(ValueError, match="proposal: expected one of"):
         cpl.set_nll(pot, torch.tensor([[1], [0]]), proposal="best")
-    with pytest.raises(ValueError, match="max_len: expected at least 2, as many as are given, got 1"):
+    with pytest.raises(ValueError, match="max_len: expected at least 2, the number of given items, got 1"):
         cpl.complete(pot, torch.tensor([[1, 0], [0, -1]]), max_len=1)
-    with pytest.raises(ValueError, match="num_beams: expected None beside num_samples"):
+    with pytest.raises(ValueError, match="num_beams: expected None together with num_samples"):
         cpl.complete(pot, torch.tensor([[1], [0]]), num_samples=2, num_beams=2)
     with pytest.raises(ValueError, match="num_return: expected at most num_beams = 1, got 2"):
         cpl.complete(pot, torch.tensor([[1], [0]]), num_return=2)
@@ -302,14 +301,3 @@ def test_a_pointer_sums_over_orders() -> None:
         sampled = cpl.set_nll(pot, picked, num_samples=4000, generator=generator)
         assert float(sampled) == pytest.approx(-math.log(float(total.sum())), abs=0.05)
         assert cpl.complete(pot, picked, num_samples=3, max_len=6).indices.shape == (3, 1, 6)
-
-
-def test_given_is_an_interaction_like_the_others() -> None:
-    case = fixed_case("recent+stop", 10, 2, 5)
-    part, order = torch.tensor([[[4, 1]], [[0, 2]]]), torch.tensor([[[0, 3]], [[4, 1]]])
-    after = Given(case.pot.interaction, part)
-    stepped = after.advance(after.advance(after.start(1), order[..., 0]), order[..., 1])
-    prefixes = [state[:, -1:] for state in after.prefixes(order)]
-    for one, two, three in zip(stepped, prefixes, after.after(order), strict=True):
-        torch.testing.assert_close(one, two)
-        torch.testing.assert_close(one, three)

@@ -30,19 +30,19 @@ def set_validation(on: bool | None) -> None:
 
 
 def capturing() -> bool:
-    """Whether a CUDA graph is being captured, during which the host must not ask the device for a value."""
+    """Whether a CUDA graph is being captured, during which no value may be read back from the device."""
     if torch.compiler.is_compiling() or not torch.cuda.is_initialized():
         return False
     return torch.cuda.is_current_stream_capturing()
 
 
 def tracing() -> bool:
-    """Whether operations are recorded for later: sizes may be unknown, and a kernel of our own would be missed."""
+    """Whether ``torch.compile``, ``export`` or ``jit.trace`` records the operations; sizes may then be symbolic."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def transforming() -> bool:
-    """Whether a ``torch.func`` transform (``vmap``, ``grad``, …) runs, in which a tensor may stand for many."""
+    """Whether a ``torch.func`` transform (``vmap``, ``grad``, …) is active, inside which tensors may be batched."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -58,17 +58,17 @@ def validating(tensor: Tensor) -> bool:
 
 
 def describe(value: Any) -> str:
-    """What came, for an error message of one line."""
+    """A tensor's dtype and shape, or another value's type and repr, for an error message."""
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     return f"{type(value).__name__} {short(value)}"
 
 
 def short(value: object) -> str:
-    """A value of any size for an error message: its repr in one line, cut off where it is long."""
+    """The repr of a value on one line, at most 60 characters, for an error message."""
     try:
         text = " ".join(repr(value).split())
-    except (ValueError, RecursionError):  # thousands of digits, lists in lists in …
+    except (ValueError, RecursionError):  # an integer of thousands of digits, deeply nested lists
         text = f"a huge {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -108,22 +108,17 @@ def check_order(name: str, order: Tensor, num_candidates: int, mask: Tensor | No
     def refuse(bad: Tensor, expected: str) -> None:
         if bad.any():
             where = tuple(int(i) for i in bad.nonzero()[0])
-            got = int(order[where])
-            raise ValueError(f"{name}: expected {expected}, got {got} at {where}")
+            raise ValueError(f"{name}: expected {expected}, got {int(order[where])} at {where}")
 
-    refuse(
-        (order < -1) | (order >= num_candidates),
-        f"indices in [0, {num_candidates}) with −1 padding",
-    )
-    ended = (order < 0).cummax(-1).values if order.shape[-1] else order < 0
+    refuse((order < -1) | (order >= num_candidates), f"indices in [0, {num_candidates}) with −1 padding")
+    ended = (order < 0).cummax(-1).values
     refuse(ended & (order >= 0), "no index after the −1 padding")
     ranked, place = order.sort(dim=-1, stable=True)
     repeat = torch.zeros_like(ended)
     repeat.scatter_(-1, place[..., 1:], (ranked[..., 1:] == ranked[..., :-1]) & (ranked[..., 1:] >= 0))
     refuse(repeat, "no repeated index in a row")
-    if mask is not None:
-        flat = order.clamp(min=0).flatten(1)  # (B, ·)
-        padded = ~mask.gather(1, flat).view(order.shape) if mask.shape[1] else torch.zeros_like(ended)
+    if mask is not None and mask.shape[1]:
+        padded = ~mask.gather(1, order.clamp(min=0).flatten(1)).view(order.shape)
         refuse(padded & (order >= 0), "no index of a padded candidate (mask is False there)")
 
 

@@ -1,10 +1,10 @@
 """Hard constraints and length limits, shared by every decoder, loss and distribution.
 
-A constraint is a pure function of the picks so far, so it serves one decoding step and all prefixes of a given
+A constraint is a pure function of the picks so far, so it applies to a decoding step and to all prefixes of a
 sequence alike. Choices that it rules out get probability zero and the rest are renormalised: the constrained
 process is a distribution of its own, with mass one over what is allowed.
 
-The stop is always there as the last resort: a hypothesis with no candidate left to pick stops.
+A hypothesis with no candidate left to pick always stops.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torchcpl.checks import DTYPES, check_count, check_finite, check_number, describe, readable, tracing, validating
-from torchcpl.potentials import Potentials, check_potentials
+from torchcpl.potentials import Potentials, check_potentials, picked_mask
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ class History:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is still owed, for constraints that must keep room for it."""
+    """What must still be picked, for constraints that must leave room for it."""
 
     available: Tensor  # (B, K, N) real, not forbidden, not yet picked
     missing: Tensor | None  # (B, K, N) required and not yet picked
-    owed: Tensor | None  # (B, K) picks still needed to reach min_len
+    owed: Tensor | None  # (B, K) number of picks still needed to reach min_len
 
 
 def per_row(name: str, value: Any, pot: Potentials, dtype: torch.dtype) -> Tensor:
     """(N,) or (B, N) per candidate → (B or 1, N) on the potentials' device."""
     given = as_tensor(name, value, pot)
     n = pot.num_candidates
-    batch = pot.unary.shape[0]  # not len(pot), which makes a number of a symbol
+    batch = pot.unary.shape[0]  # not len(pot), which would specialise a symbolic size
     shapes = ((batch, n), (n,), (1, n))
     if tuple(given.shape) not in shapes or not (given.dtype == torch.bool if dtype == torch.bool else is_real(given)):
         kind = "bool" if dtype == torch.bool else "number"
@@ -73,23 +73,23 @@ def is_real(value: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Forbid:
-    """Never pick these: ``mask`` (N,) or (B, N), True = forbidden."""
+    """Never pick candidates where ``mask`` (N,) or (B, N) is True."""
 
     mask: Any
 
 
 @dataclass(frozen=True)
 class Require:
-    """Pick all of these before stopping: ``mask`` (N,) or (B, N), True = required.
+    """Pick all candidates where ``mask`` (N,) or (B, N) is True before stopping.
 
     Always met together with ``Forbid``, ``Budget`` and length limits, which leave room for what is required. With
-    ``Adjacent`` or a callable a hypothesis may walk into a dead end and stop short; ``met`` tells.
+    ``Adjacent`` or a callable a hypothesis may reach a dead end and stop early; ``met`` tells.
     """
 
     mask: Any
 
     def met(self, picked: Tensor) -> Tensor:
-        """Whether selections ``Selection.mask()`` (..., N) hold all that is required."""
+        """Whether selections ``Selection.mask()`` (..., N) contain all required candidates."""
         required = torch.as_tensor(self.mask, device=picked.device)
         return (picked | ~required).all(-1)
 
@@ -129,7 +129,7 @@ class Adjacent:
 
 
 def _filled(lists: Sequence[Any]) -> Any:
-    """Lists of indices, of different lengths, filled up with −1; anything else (a matrix of booleans) as it came."""
+    """Lists of indices padded with −1 to one length; anything else (a boolean matrix) unchanged."""
     if not all(isinstance(row, list | tuple) and all(type(item) is int for item in row) for row in lists):
         return lists
     width = max(map(len, lists), default=0)
@@ -138,10 +138,10 @@ def _filled(lists: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Budget:
-    """The costs of what is picked add up to at most ``limit``.
+    """The costs of the picks add up to at most ``limit``.
 
-    ``cost`` (N,) or (B, N) of at least 0, ``limit`` a number or (B,). Room is kept for what is required and for
-    ``min_len``; the latter for each of several budgets on its own, so that between them one may stop short of it.
+    ``cost`` (N,) or (B, N) of at least 0, ``limit`` a number or (B,). Room is left for required candidates and for
+    ``min_len``; the latter by each of several budgets on its own, so that together they may stop short of it.
     """
 
     cost: Any
@@ -170,13 +170,14 @@ class Rules:
         if max_len is not None:
             check_count("max_len", max_len, 0)
         check_count("min_len", min_len, 0)
-        self.max_len = n if max_len is None else torch.sym_min(max_len, n)  # n may be a symbol, in a graph
+        self.max_len = n if max_len is None else torch.sym_min(max_len, n)  # n may be symbolic
         self.min_len = min_len
         _check_stop_bias(stop_bias, pot)
         self.stop_bias = stop_bias
         if not isinstance(constraints, Sequence) or isinstance(constraints, str):
             raise ValueError(f"constraints: expected a list of constraints, got {describe(constraints)}")
 
+        self.given: Tensor | None = None  # (B, 1 or K, m)
         self.available = pot.mask  # (B, N)
         self.required: Tensor | None = None  # (B, N)
         self._adjacent: list[Tensor] = []  # (B or 1, N, N)
@@ -200,8 +201,14 @@ class Rules:
                 )
         self._refuse_impossible()
 
+    def after(self, given: Tensor) -> Rules:
+        """The rules of a process that goes on after the picks ``given`` (B, 1 or K, m), which count as picked."""
+        new = copy(self)
+        new.given = given
+        return new
+
     def rows(self, rows: Tensor) -> Rules:
-        """The rules of some rows of the batch, to go with ``pot[rows]``."""
+        """The rules of some rows of the batch, for ``pot[rows]``."""
         new = copy(self)
         new.available = self.available[rows]
         new.required = None if self.required is None else self.required[rows]
@@ -219,16 +226,21 @@ class Rules:
 
     @property
     def ordered(self) -> bool:
-        """Whether what is allowed depends on the order of the picks and not only on their set."""
+        """Whether what is allowed depends on the order of the picks."""
         return bool(self._adjacent or self._callables)
 
     @property
     def plain(self) -> bool:
-        """Only padding, forbidden candidates and length limits: what the compiled decoders handle."""
-        return self.required is None and not (self._adjacent or self._budgets or self._callables)
+        """Whether there are only padding, forbidden candidates and length limits, which the fast decoders handle."""
+        special = self._adjacent or self._budgets or self._callables
+        return self.required is None and self.given is None and not special
 
     def allowed(self, history: History) -> tuple[Tensor, Tensor | None]:
-        """Which candidates (B, K, N) may be picked next, and where the stop may be (B, K); None for everywhere."""
+        """Which candidates (B, K, N) may be picked next, and where the stop may be chosen (B, K), None: everywhere."""
+        if self.given is not None and self.given.shape[2]:
+            picked = history.selected | picked_mask(self.given, history.selected.shape[-1])
+            last = history.last.where(history.last >= 0, self.given[..., -1])
+            history = History(picked, last, history.count + self.given.shape[2])
         left = self.available.unsqueeze(1) > history.selected  # (B, K, N): available and not selected
         allowed = left & (history.count < self.max_len).unsqueeze(-1)
         if self.plain and self.min_len == 0:
@@ -240,7 +252,7 @@ class Rules:
             missing = self.required.unsqueeze(1) & ~history.selected
             outstanding = missing.sum(-1)
             stop = stop & (outstanding == 0)
-            # When only as many slots are left as required picks are missing, nothing else fits.
+            # Once only as many picks are left as required ones are missing, only those are allowed.
             slots = self.max_len - history.count  # (B, K)
             allowed = allowed & (missing | (slots > outstanding).unsqueeze(-1))
         if self.min_len > 0:
@@ -258,16 +270,11 @@ class Rules:
         return allowed, stop | ~allowed.any(-1)
 
     def _refuse_impossible(self) -> None:
-        """Raise, naming the first row that no selection can satisfy.
-
-        Where values cannot be read (a graph being compiled or captured) nothing is checked.
-        """
+        """Raise, naming the first row whose constraints no selection satisfies, where values can be read."""
         if tracing():
             return
         if self.min_len > self.max_len:
-            raise ValueError(
-                f"min_len: expected at most max_len = {self.max_len} (no more than the candidates), got {self.min_len}"
-            )
+            raise ValueError(f"min_len: expected at most min(max_len, N) = {self.max_len}, got {self.min_len}")
         if (self.required is None and self.min_len == 0 and not self._budgets) or not readable():
             return
 
@@ -315,12 +322,12 @@ class Rules:
             )
 
     def _unreachable(self, matrix: Tensor, required: Tensor) -> Tensor:
-        """(B, N) required candidates that cannot be on one path with some other required candidate."""
+        """(B, N) required candidates that no path connects to some other required candidate, in either direction."""
         batch, n = required.shape
         most = int(required.sum(-1).max()) if required.numel() else 0
         if most < 2:
             return torch.zeros_like(required)
-        # The r-th required candidate of each row, and all that can be reached from it.
+        # The r-th required candidate of each row, and the candidates reachable from it.
         source = required.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices[:, :most]  # (B, R)
         real = required.gather(1, source)
         reached = torch.nn.functional.one_hot(source, n).bool()  # (B, R, N)
@@ -357,7 +364,7 @@ def _budget(constraint: Budget, pot: Potentials) -> tuple[Tensor, Tensor]:
     shaped = tuple(limit.shape) in ((), (batch,)) and is_real(limit)
     if not shaped or (values and bool(limit.isnan().any())):
         raise ValueError(f"Budget.limit: expected a number or ({batch},), got {describe(constraint.limit)}")
-    # Rounding, of the sums and of 0.1 in float32, must not make an exactly met budget unaffordable.
+    # A relative tolerance: rounding (of sums, of 0.1 in float32) must not make an exactly met budget unaffordable.
     rounding = max([1e-12] + [2 * torch.finfo(x.dtype).eps for x in (cost, limit) if x.dtype == torch.float32])
     cost = per_row("Budget.cost", cost, pot, torch.float64).masked_fill(~pot.mask, 0)
     if values and bool((~(cost >= 0)).any()):
@@ -370,7 +377,7 @@ def _budget(constraint: Budget, pot: Potentials) -> tuple[Tensor, Tensor]:
 
 
 def _affordable(cost: Tensor, limit: Tensor, history: History, outlook: Outlook) -> Tensor:
-    """(B, K, N) candidates that leave enough for what is required and for the cheapest way to reach min_len."""
+    """(B, K, N) candidates that leave enough for the required ones and for the cheapest way to reach min_len."""
     cost = cost.unsqueeze(1)  # (B, 1, N)
     limit = limit.view(-1, 1, 1)
     left = torch.where(limit < torch.inf, limit - _total(cost, history.selected), torch.inf)  # (B, K, 1)
@@ -396,7 +403,7 @@ def _affordable(cost: Tensor, limit: Tensor, history: History, outlook: Outlook)
 
 
 def _total(cost: Tensor, chosen: Tensor) -> Tensor:
-    """(..., 1) the cost of what is chosen. A masked sum, not a product: inf·0 would be NaN."""
+    """(..., 1) the cost of ``chosen``. A masked sum, not a product: inf·0 would be NaN."""
     return cost.expand(chosen.shape).masked_fill(~chosen, 0).sum(-1, keepdim=True)
 
 

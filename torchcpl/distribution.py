@@ -53,9 +53,9 @@ class DistinctSequence(constraints.Constraint):
 class ContextualPlackettLuce(Distribution):
     """Distribution over the sequences that the process can produce; ``batch_shape`` (B,), ``event_shape`` (T,).
 
-    Values are long (..., B, T): the picks in order, −1 after the end; any T will do. With ``max_len`` the process stops
-    for certain after so many picks. ``min_len``, ``stop_bias`` and ``constraints`` are those of the decoders. In every
-    case the probabilities add up to one over what is allowed.
+    Values are long (..., B, T): the picks in order, then −1; T is arbitrary. ``max_len``, after which the process
+    stops, ``min_len``, ``stop_bias`` and ``constraints`` are those of the decoders; the probabilities add up to one
+    over what they allow.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 (the name torch looks for)
@@ -132,36 +132,24 @@ class ContextualPlackettLuce(Distribution):
         return self.draw(sample_shape).indices
 
     def draw(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Selection:
-        """Like ``sample``, together with the log-probabilities of what was drawn."""
+        """``sample``, with the log-probabilities of the samples."""
         shape = _size("sample_shape", sample_shape)
         check_generator(generator, self.pot.unary.device)
         drawn = draw(self.pot, self._rules, shape.numel(), generator=generator)  # (S, B, T)
-        full = shape + self.batch_shape
-        steps = drawn.step_log_prob
-        return Selection(
-            drawn.indices.reshape(*full, self._rules.max_len),
-            drawn.lengths.reshape(full),
-            drawn.log_prob.reshape(full),
-            drawn.num_candidates,
-            step_log_prob=None if steps is None else steps.reshape(*full, self._rules.max_len),
-        )
+        return drawn.map(lambda part: part.reshape(*shape, *self.batch_shape, *part.shape[2:]))
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All sequences (S, *batch_shape, T), for small N; (S, 1, …, T) without ``expand``.
 
-        Where rows differ in what they allow, every row gets the sequences of all, and those it cannot produce have
-        log-probability −inf.
+        Those that a row cannot produce, by its mask or constraints, have log-probability −inf.
         """
         count, limit = self._support_size, self._rules.max_len
         if count > 50 * SUPPORT_LIMIT:
             raise ValueError(f"enumerate_support: expected at most {50 * SUPPORT_LIMIT} sequences, got {count}")
         n = self.pot.num_candidates
-        rows = [
-            [*order, *[-1] * (limit - len(order))]
-            for length in range(limit + 1)
-            for order in permutations(range(n), length)
-        ]
-        values = torch.tensor(rows, dtype=torch.long, device=self.pot.unary.device).view(count, limit)
+        orders = (order for length in range(limit + 1) for order in permutations(range(n), length))
+        rows = [[*order, *[-1] * (limit - len(order))] for order in orders]
+        values = torch.tensor(rows, dtype=torch.long, device=self.pot.unary.device)
         values = values.view(count, *[1] * len(self.batch_shape), limit)
         return values.expand(count, *self.batch_shape, limit) if expand else values
 
@@ -211,7 +199,7 @@ class ContextualPlackettLuce(Distribution):
         return (weights.unsqueeze(-1) * picked).sum(0)
 
     def _expectation(self, num_samples: int | None, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Sequences (S, *batch, T), their log-probabilities and weights (S, *batch) that average over them."""
+        """Sequences (S, *batch, T), their log-probabilities and their weights in an expectation (S, *batch)."""
         if num_samples is None and self._support_size <= SUPPORT_LIMIT:
             values = self.enumerate_support()
             log_probs = self.log_prob(values)

@@ -21,6 +21,14 @@ from torchcpl.interactions.base import State, accumulator
 from torchcpl.potentials import Potentials, check_potentials
 
 
+def start_state(pot: Potentials, rules: Rules, width: int) -> State:
+    """The interaction's state of K = ``width`` hypotheses before the first pick, or after ``rules.given``."""
+    state = pot.interaction.start(width)
+    for pick in () if rules.given is None else rules.given.expand(-1, width, -1).unbind(-1):
+        state = pot.interaction.advance(state, pick)
+    return state
+
+
 def step_logits(pot: Potentials, state: State, history: History, rules: Rules) -> Tensor:
     """(B, K, N+1) logits of the next choice, the stop last, −inf where the rules forbid it."""
     added, added_stop = pot.interaction.logits(state)
@@ -32,7 +40,7 @@ def step_logits(pot: Potentials, state: State, history: History, rules: Rules) -
         stop = stop + added_stop.to(dtype)
     if stop_allowed is not None:
         stop = stop.masked_fill(~stop_allowed, -torch.inf)
-    # With nothing left to pick the stop is certain, even one whose own logit is −inf.
+    # With nothing left to pick the stop is certain, even if its own logit is −inf.
     stuck = stop.detach() == -torch.inf
     if candidates.shape[-1]:
         stuck = stuck & (candidates.detach().amax(-1) == -torch.inf)
@@ -68,7 +76,7 @@ def prefix_logits(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
 def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bool = False) -> tuple[Tensor, Tensor]:
     """After each prefix of ``order`` (B, P, T), log P of the next pick and of the stop, two (B, P, T+1).
 
-    With ``remaining`` it is not the next pick but the sum over all that are still to come. Zero where none is.
+    With ``remaining`` not of the next pick alone but summed over all picks still to come; 0 where there are none.
     """
     log_probs = prefix_logits(pot, order, rules).log_softmax(-1)  # (B, P, T+1, N+1)
     steps = order.shape[2]
@@ -78,7 +86,7 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
         picks = order.unsqueeze(2).masked_fill(passed, -1)  # (B, P, T+1, T)
     else:
         picks = torch.nn.functional.pad(order, (0, 1), value=-1).unsqueeze(-1)  # (B, P, T+1, 1)
-    # What was picked stands at −inf: masked before summing, so that no 0·inf reaches the gradient.
+    # Earlier picks have log-probability −inf: masked before summing, so that no 0·inf reaches the gradient.
     return log_probs.gather(-1, picks.clamp(min=0)).masked_fill(picks < 0, 0).sum(-1), log_probs[..., -1]
 
 
@@ -109,7 +117,7 @@ def log_prob(
 
 
 def check_sequences(name: str, order: Tensor, pot: Potentials, picks_real: bool = False) -> None:
-    """Check (B, T) sequences, their values too where that is on."""
+    """Check (B, T) sequences, and their values where values are checked."""
     check_potentials(pot)
     check_tensor(name, order, (pot.unary.shape[0], "T"), "long", like=pot.unary)
     if validating(order):
@@ -117,7 +125,7 @@ def check_sequences(name: str, order: Tensor, pot: Potentials, picks_real: bool 
 
 
 def trimmed(order: Tensor) -> Tensor:
-    """``order`` (B, T) without the columns that are padding in all rows, where values may be read."""
+    """``order`` (B, T) without the columns that are padding in all rows; unchanged where values may not be read."""
     if order.numel() == 0 or not readable():
         return order
     return order[:, : int((order >= 0).sum(-1).max())]
@@ -126,28 +134,28 @@ def trimmed(order: Tensor) -> Tensor:
 def uniform(
     shape: Sequence[int], device: torch.device, generator: torch.Generator | None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Random numbers in [0, 1). In a graph of symbolic sizes torch.rand takes no generator, not even None."""
+    """Random numbers in [0, 1). With symbolic sizes torch.rand accepts no generator, not even None."""
     if generator is None:
         return torch.rand(shape, dtype=dtype, device=device)
     return torch.rand(shape, dtype=dtype, device=device, generator=generator)
 
 
 def reduced(loss: Tensor, reduction: str) -> Tensor:
-    """The losses (B,) of the rows as they are (``none``), their ``sum`` or ``mean``, which is 0 for no rows."""
+    """The losses (B,) themselves (``none``), their ``sum`` or their ``mean``, which is 0 for no rows."""
     if reduction == "none":
         return loss
     return loss.mean() if reduction == "mean" and len(loss) else loss.sum()
 
 
 def blame_nan(result: Tensor, pot: Potentials) -> Tensor:
-    """``result``; if it holds a NaN and values are checked, raise naming the potential that it comes from."""
+    """``result``; if it contains NaN and values are checked, raise naming the potential that caused it."""
     if validating(result) and bool(result.isnan().any()):
         pot.check()
-        raise ValueError(f"pot: expected logits that {result.dtype} can hold, got NaN from sums that overflow")
+        raise ValueError(f"pot: expected logits in the range of {result.dtype}, got NaN from sums that overflow")
     return result
 
 
 def logsumexp(values: Tensor) -> Tensor:
-    """Over the last dimension; where all is −inf the gradient is zero instead of NaN."""
+    """Over the last dimension; where all values are −inf the gradient is zero instead of NaN."""
     dead = (values == -torch.inf).all(-1, keepdim=True)
     return values.masked_fill(dead, 0).logsumexp(-1).masked_fill(dead.squeeze(-1), -torch.inf)

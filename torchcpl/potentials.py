@@ -14,7 +14,7 @@ Shapes, stated once for the whole library:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 
 def register_pytree(cls: type[T]) -> type[T]:
-    """Let ``torch.export``, ``torch.func`` and tree_map see through a dataclass.
+    """Make a dataclass a pytree node, for ``torch.export``, ``torch.func`` and ``tree_map``.
 
-    Unflattening skips ``__init__``: its leaves may be stand-ins that no check would accept. A field that is None or
-    whose metadata say ``static`` (a network) belongs to the structure: ``vmap`` and graphs take tensors only.
+    Unflattening skips ``__init__``, whose checks refuse leaves that are no tensors (``in_dims`` of ``vmap``, shapes of
+    ``torch.export``). A field that is None, or ``static`` by its metadata (a network), is part of the tree's structure.
     """
     static = [f.name for f in fields(cls) if f.metadata.get("static")]  # type: ignore[arg-type]
     dynamic = [f.name for f in fields(cls) if not f.metadata.get("static")]  # type: ignore[arg-type]
@@ -76,16 +76,12 @@ class Potentials:
             everyone = torch.ones(batch, candidates, dtype=torch.bool, device=self.unary.device)
             object.__setattr__(self, "mask", everyone)
         check_tensor("mask", self.mask, (batch, candidates), "bool", like=self.unary)
+        expected = "an Interaction such as Dense(W) or LowRank(keys, values)"
         if not hasattr(self.interaction, "prefixes") or isinstance(self.interaction, type):  # a tensor has a shape too
-            raise ValueError(
-                "interaction: expected an Interaction such as Dense(W) or LowRank(keys, values), "
-                f"got {describe(self.interaction)}"
-            )
+            raise ValueError(f"interaction: expected {expected}, got {describe(self.interaction)}")
         shape = tuple(self.interaction.shape)
         if shape != (batch, candidates):
-            raise ValueError(
-                f"interaction: expected one for (B, N) = ({batch}, {candidates}) as unary has, got one for {shape}"
-            )
+            raise ValueError(f"interaction: expected (B, N) = ({batch}, {candidates}) as in unary, got {shape}")
 
     @property
     def num_candidates(self) -> int:
@@ -105,7 +101,7 @@ class Potentials:
         return f"Potentials(B={len(self)}, N={self.num_candidates}, {self.interaction}, {dtype}, {self.unary.device})"
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Potentials:
-        """Another device, or dtype (the mask stays boolean), as ``Tensor.to``. A network goes where its head goes."""
+        """As ``Tensor.to``: another device or dtype. The mask stays boolean, and a network where it is."""
         if isinstance(device, torch.dtype):
             device, dtype = None, device
         device = self.unary.device if device is None else as_device(device)
@@ -124,7 +120,7 @@ class Potentials:
         return self.to(torch.float32)
 
     def detach(self) -> Potentials:
-        """The same tensors outside the graph of gradients."""
+        """The same tensors, detached from the autograd graph."""
         return self._map(Tensor.detach, self.mask)
 
     def _map(self, change: Callable[[Tensor], Tensor], mask: Tensor) -> Potentials:
@@ -146,7 +142,7 @@ class Potentials:
             check_finite("stop", self.stop)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: of the first rows the stop's score and the best candidates'."""
+        """For notebooks: the stop's score and the highest-scoring candidates of the first rows."""
         scores = self.unary.detach().float().masked_fill(~self.mask, -torch.inf)
         best = scores.topk(min(5, self.num_candidates), dim=-1)
         rows = [
@@ -164,7 +160,7 @@ class Potentials:
 
 
 def html_table(title: str, heads: tuple[str, ...], rows: list[tuple[Any, ...]], most: int = 8) -> str:
-    """Numbers as a small HTML table; of more than ``most`` rows the first."""
+    """The first ``most`` rows as an HTML table."""
     lines = ["".join(f"<td>{cell}</td>" for cell in (number, *row)) for number, row in enumerate(rows[:most])]
     rest = f"<p>and {len(rows) - most:,} more</p>" if len(rows) > most else ""
     head = "".join(f"<th>{name}</th>" for name in ("row", *heads))
@@ -172,7 +168,6 @@ def html_table(title: str, heads: tuple[str, ...], rows: list[tuple[Any, ...]], 
 
 
 def check_potentials(pot: Any) -> None:
-    """Raise unless ``pot`` is ``Potentials``."""
     if not isinstance(pot, Potentials):
         raise ValueError(f"pot: expected Potentials, got {describe(pot)}")
 
@@ -247,14 +242,18 @@ class Selection:
 
     def to(self, device: torch.device | str) -> Selection:
         device = as_device(device)
-        moved = {f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
-        return replace(self, **moved)  # type: ignore[arg-type]
+        return self.map(lambda part: part.to(device))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Selection:
+        """The same selection with every tensor changed."""
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}  # no :=, which dynamo refuses
+        return Selection(**{name: change(part) if isinstance(part, Tensor) else part for name, part in parts.items()})  # type: ignore[arg-type]
 
     def cpu(self) -> Selection:
         return self.to("cpu")
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the picks of the first rows, in order, and their log-probability."""
+        """For notebooks: the picks of the first rows, in order, and their log-probability."""
         picks = self.indices.reshape(-1, self.indices.shape[-1]).tolist()
         rows = [
             (", ".join(str(i) for i in row if i >= 0) or "nothing", f"{log_prob:.2f}")
@@ -265,7 +264,7 @@ class Selection:
 
 def picked_mask(indices: Tensor, num_candidates: int) -> Tensor:
     """(..., T) picks with −1 padding to a (..., N) boolean mask."""
-    # −1 goes to an extra column that is cut off again: no branch, no host synchronisation.
+    # −1 is scattered into an extra column that is then dropped: no branch, no host synchronisation.
     slots = indices.where(indices >= 0, num_candidates)
     picked = torch.zeros(*indices.shape[:-1], num_candidates + 1, dtype=torch.bool, device=indices.device)
     return picked.scatter(-1, slots, True)[..., :num_candidates]

@@ -1,18 +1,17 @@
-"""Sets: the probability of ending with one, whatever the order, and what follows when a part of it is given.
+"""Sets: the probability of ending with one, in any order, and conditional probabilities given a part of it.
 
-To be *given a part* A means that the first |A| picks of the process were A, in some order. Where neither interaction
-nor rules look at the order of the picks, the state after A is the same for all orders; where they do, the orders of A
-are summed out by their probability, exactly while they are few, by samples above.
+To condition on a part A means that the first |A| picks of the process were A, in some order. Where neither interaction
+nor rules depend on the order of the picks, the state after A is the same for all orders; where they do, the orders of A
+are marginalised, exactly while they are few, by sampling above.
 
-Sets of the same size are computed together. A batch whose rows share one table of items (potentials of one row, or
-expanded over the batch) is computed as so many hypotheses of that row: nothing is copied.
+Sets of the same size are computed together. A batch whose rows share their potentials (of one row, or expanded over the
+batch) is computed as that many hypotheses of one row: nothing is copied.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import permutations
@@ -41,14 +40,14 @@ from torchcpl.functional import (
     sequence_log_probs,
     step_log_probs,
 )
-from torchcpl.interactions.base import Additive, Interaction, State, accumulator
+from torchcpl.interactions.base import Additive, State, accumulator
 from torchcpl.potentials import Potentials, Selection, check_potentials, picked_mask
 
 SUBSET_LIMIT = 15  # largest set whose probability is computed exactly by default: 2¹⁵ subsets
-ORDER_LIMIT = 5  # largest part whose orders are enumerated, where all of the order matters
-REST_LIMIT = 12  # most candidates left, all of whose subsets are summed over for inclusion probabilities
-POSTERIOR_SAMPLES = 1024  # orders of a given part that are drawn above these limits
-CHUNK = 2**25  # logits of a bucket
+ORDER_LIMIT = 5  # largest part whose orders are enumerated, where the whole order matters
+REST_LIMIT = 12  # most remaining candidates over whose subsets inclusion probabilities are summed exactly
+POSTERIOR_SAMPLES = 1024  # orders of a given part that are sampled above these limits
+CHUNK = 2**25  # largest number of logits of a bucket
 
 
 def set_nll(
@@ -61,16 +60,16 @@ def set_nll(
     reduction: str = "mean",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """−log P(set) of the sets ``target`` (B, T), −1 padded: of ending with exactly these items, in whatever order.
+    """−log P(set) of the sets ``target`` (B, T), −1 padded: of ending with exactly these items, in any order.
 
     Exact up to 15 items, or as many as ``exact`` says, by dynamic programming over subsets: P(A) = Σ_{i∈A} P(A∖i)·P(i |
     A∖i), then the stop. Above, and everywhere with ``exact=False``, from ``num_samples`` orders σ of a proposal q:
 
         P̂ = mean_σ P(σ)/q(σ),     E P̂ = P,     E[−log P̂] ≥ −log P
 
-    with q the ``process`` confined to the set, or ``uniform``. The gradient is that of P̂ with the orders held fixed.
-    ``exact=True`` refuses what would have to be estimated. ``pot`` of one row serves all targets. ``reduction`` over
-    the rows is ``mean | sum | none``.
+    with q the ``process`` restricted to the set, or ``uniform``. The gradient is that of P̂ with the orders held fixed.
+    ``exact=True`` raises where the value would be an estimate. A ``pot`` of one row is broadcast to all targets.
+    ``reduction`` over the rows is ``mean | sum | none``.
     """
     check_choice("reduction", reduction, ("mean", "sum", "none"))
     check_choice("proposal", proposal, ("process", "uniform"))
@@ -108,8 +107,8 @@ def set_log_prob(
     """Log-probability (B,) of ending with exactly ``subset`` (B, T), in any order, and its standard error (B,).
 
     Exact up to 15 items as in :func:`set_nll`; the error is zero. Above that, for an interaction that depends on the
-    whole order of the picks, or when ``num_samples`` is given, estimated from orders drawn by the process confined to
-    the subset (1,024 unless ``num_samples`` says otherwise).
+    whole order of the picks, or when ``num_samples`` is given, estimated from orders sampled by the process restricted
+    to the subset (1,024 by default).
     """
     _check_sets("subset", subset, pot, generator)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
@@ -119,7 +118,7 @@ def set_log_prob(
 def set_log_probs(
     pot: Potentials, subset: Tensor, rules: Rules, num_samples: int | None, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """``set_log_prob`` under given rules."""
+    """``set_log_prob`` under ``rules``."""
     if num_samples is not None:
         check_count("num_samples", num_samples, 2)
     values, errors = [], []
@@ -148,8 +147,9 @@ def next_probs(
 ) -> Tensor:
     """(B, N+1) the distribution of the next choice, the stop last, given the part ``picked`` (B, m), −1 padded.
 
-    Exact, unless interaction or rules look at the order of the picks and the part is too large to sum over its orders:
-    5 items where all of the order matters, 15 where only the latest does. Then ``num_samples`` orders are drawn.
+    Exact, unless interaction or rules depend on the order of the picks and the part is too large to sum over its
+    orders: above 5 items where the whole order matters, 15 where only the latest does. Then ``num_samples`` orders are
+    sampled.
     """
     check_count("num_samples", num_samples, 1)
     _check_sets("picked", picked, pot, generator)
@@ -181,18 +181,18 @@ def complete(
     constraints: Sequence[Constraint] = (),
     generator: torch.Generator | None = None,
 ) -> Selection:
-    """Go on from the part ``picked`` (B, m), −1 padded, whose items come in no particular order.
+    """Continue from the set ``picked`` (B, m), −1 padded.
 
     Greedily, ``indices`` (B, T); with ``num_samples`` by sampling, (S, B, T); with ``num_beams`` by beam search,
-    (B, R, T), best first. A row holds the given items first and then what was added; ``max_len`` and ``min_len`` count
-    both. ``log_prob`` is that of what was added. Where the order of the picks matters, every sample draws one for the
-    given items by its probability, and greedy and beams go on from the likeliest.
+    (B, R, T), best first. A row holds the given items first and then those added; ``max_len`` and ``min_len`` count
+    both. ``log_prob`` is that of the added ones. Where the order of the picks matters, every sample draws one for the
+    given items from its posterior, and greedy and beam search continue from the likeliest.
     """
     check_count("num_return", num_return, 1)
     for name, count in (("num_samples", num_samples), ("num_beams", num_beams)):
         check_count(name, 1 if count is None else count, 1)
     if num_samples is not None and num_beams is not None:
-        raise ValueError(f"num_beams: expected None beside num_samples, got {num_beams}")
+        raise ValueError(f"num_beams: expected None together with num_samples, got {num_beams}")
     if num_return > (num_beams or 1):
         raise ValueError(f"num_return: expected at most num_beams = {num_beams or 1}, got {num_return}")
     _check_sets("picked", picked, pot, generator, picks_real=True)
@@ -201,28 +201,28 @@ def complete(
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     most = int((picked >= 0).sum(-1).max()) if picked.numel() else 0
     if most > rules.max_len:
-        raise ValueError(f"max_len: expected at least {most}, as many as are given, got {rules.max_len}")
+        raise ValueError(f"max_len: expected at least {most}, the number of given items, got {rules.max_len}")
     buckets = _buckets(pot, picked, rules, fold=False)
     found = []
     for part in buckets:
         orders, log_weight = _posterior(part, POSTERIOR_SAMPLES, generator)
         chosen = _draw(log_weight, num_samples, generator) if num_samples else log_weight.argmax(-1, keepdim=True)
         given = orders.gather(1, chosen.unsqueeze(-1).expand(-1, -1, orders.shape[2]))  # (M, 1 or S, m)
-        after, limits = _conditioned(part, given)
+        onward = part.rules.after(given)
         if num_samples:
-            drawn = draw(after, limits, num_samples, temperature, top_k, top_p, generator)  # (S, M, T)
+            drawn = draw(part.pot, onward, num_samples, temperature, top_k, top_p, generator)  # (S, M, T)
             added, gains, log_prob = (
                 x.transpose(0, 1) for x in (drawn.indices, drawn.step_log_prob, drawn.log_prob) if x is not None
             )
         else:  # a beam of one is greedy
-            beams = search(after, limits, num_beams or 1, lambda step, beams: beams.log_prob.unsqueeze(-1) + step)
+            beams = search(part.pot, onward, num_beams or 1, lambda step, beams: beams.log_prob.unsqueeze(-1) + step)
             added, gains, log_prob = (x[:, :num_return] for x in (beams.indices, beams.gains, beams.log_prob))
         given = given.expand(*added.shape[:2], -1)
         indices = torch.cat([given, added], -1)[..., : rules.max_len]
         gains = torch.cat([torch.zeros_like(given, dtype=gains.dtype), gains], -1)[..., : rules.max_len]
         found.append((indices, gains, log_prob))
     each = [_together(list(parts), buckets) for parts in zip(*found, strict=True)]
-    # Samples come first; of a single completion there is no row of hypotheses.
+    # (S, B, T) for samples, (B, R, T) for beams, (B, T) for the greedy completion.
     indices, gains, log_prob = (x.transpose(0, 1) if num_samples else x if num_beams else x[:, 0] for x in each)
     return Selection(indices, (indices >= 0).sum(-1), log_prob, pot.num_candidates, step_log_prob=gains)
 
@@ -240,8 +240,8 @@ def inclusion_probs(
 ) -> Tensor:
     """(B, N) the probability of each candidate to be in the final set, given the part ``picked`` (B, m), −1 padded.
 
-    Exact while at most 12 candidates are left and the order of the picks does not matter, by summing over all sets;
-    else from completions, 4,096 unless ``num_samples`` says otherwise.
+    Exact, by summing over all sets, while at most 12 candidates are left and the order of the picks does not matter;
+    else estimated from ``num_samples`` completions, 4,096 by default.
     """
     check_count("num_samples", 1 if num_samples is None else num_samples, 1)
     _check_sets("picked", picked, pot, generator)
@@ -270,7 +270,7 @@ def inclusion_probs(
 
 @dataclass(frozen=True)
 class Bucket:
-    """The rows whose sets have one size. ``pot`` and ``rules`` have these M rows, or one that all of them share."""
+    """The rows whose sets have one size. ``pot`` and ``rules`` have these M rows, or one that is broadcast."""
 
     pot: Potentials
     rules: Rules
@@ -278,7 +278,7 @@ class Bucket:
     items: Tensor  # (M, k), −1 padded only where values may not be read
 
     def flat(self, hypotheses: Tensor) -> Tensor:
-        """(M, K, ·) → (B, K', ·) as the potentials have it: the hypotheses of rows that share one, side by side."""
+        """(M, K, ·) → (B, K', ·) with the B of the potentials: (1, M·K, ·) where they are of one row."""
         rows, width, *rest = hypotheses.shape
         return hypotheses.reshape(1, rows * width, *rest) if len(self.pot) == 1 else hypotheses
 
@@ -290,7 +290,7 @@ class Bucket:
 
 
 def _check_sets(name: str, sets: Tensor, pot: Potentials, generator: Any, picks_real: bool = False) -> None:
-    """Check (B, T) sets, their values too where that is on; potentials of one row take any B."""
+    """Check (B, T) sets, and their values where values are checked; potentials of one row take any B."""
     check_potentials(pot)
     check_generator(generator, pot.unary.device)
     check_tensor(name, sets, ("B" if len(pot) == 1 else len(pot), "T"), "long", like=pot.unary)
@@ -299,9 +299,9 @@ def _check_sets(name: str, sets: Tensor, pot: Potentials, generator: Any, picks_
 
 
 def _buckets(pot: Potentials, sets: Tensor, rules: Rules, fold: bool = True) -> list[Bucket]:
-    """The sets (B, T) by size, a bucket each, with as few rows as ``CHUNK`` asks for; of no sets, one empty bucket.
+    """The sets (B, T) by size, in buckets of at most ``CHUNK`` logits; one empty bucket if there are no sets.
 
-    Where values may not be read they are one bucket, padded.
+    Where values may not be read, one padded bucket.
     """
     if not readable():
         return [Bucket(pot, rules, torch.arange(len(sets), device=sets.device), sets)]
@@ -320,7 +320,7 @@ def _buckets(pot: Potentials, sets: Tensor, rules: Rules, fold: bool = True) -> 
 
 
 def _shared(pot: Potentials, rules: Rules) -> bool:
-    """Whether all rows are views of one, and no rule tells them apart."""
+    """Whether all rows are views of one row, and the rules are the same for all."""
     alike = rules.plain and not isinstance(rules.stop_bias, Tensor) and rules.available is pot.mask
     parts = [pot.unary, pot.stop, *(getattr(pot.interaction, f.name) for f in fields(pot.interaction))]  # type: ignore[arg-type]
     alike = alike and all(part.stride(0) == 0 for part in parts if isinstance(part, Tensor))
@@ -328,14 +328,14 @@ def _shared(pot: Potentials, rules: Rules) -> bool:
 
 
 def _together(values: list[Tensor], buckets: list[Bucket]) -> Tensor:
-    """What was found for the rows of each bucket, in the order of the batch."""
+    """The results of the buckets, in the order of the batch."""
     if len(values) == 1:
         return values[0]
     return torch.cat(values)[torch.cat([part.rows for part in buckets]).argsort()]
 
 
 def exact_limit(pot: Potentials) -> int:
-    """The largest set whose probability dynamic programming gives: its states do not know the whole order."""
+    """The largest set for dynamic programming over subsets, which needs states that do not depend on the order."""
     return 1 if pot.interaction.depends_on == "order" else SUBSET_LIMIT
 
 
@@ -346,7 +346,7 @@ def _order_matters(pot: Potentials, rules: Rules) -> bool:
 def _exact(part: Bucket) -> Tensor:
     """(M,) log P of each set, by dynamic programming."""
     passages = _passages(part)
-    # The first subset of a size holds the first items: where a padded row ends.
+    # The first subset of each size consists of the first items: a padded row is the one of its size.
     ended = [logsumexp((reach + stop)[:, 0]) for _, reach, stop in (passages[-1:] if readable() else passages)]
     if len(ended) == 1:
         return ended[0]
@@ -354,16 +354,17 @@ def _exact(part: Bucket) -> Tensor:
 
 
 def _passages(part: Bucket, given: Tensor | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """For each size, the subsets A of the items (A, size), and log-probabilities (M, A, L) of passing through and of
-    stopping at each; size by size.
+    """For each size, the subsets A of the items (A, size), and log-probabilities (M, A, L) of reaching each and of
+    stopping there.
 
-    Where rules or interaction look at the latest pick it is part of the state, one of L = size; else L = 1. The part
-    ``given`` (M, m), in no order, was picked before.
+    Where rules or interaction depend on the latest pick it is part of the state, one of L = size; else L = 1. The set
+    ``given`` (M, m) was picked before.
     """
     items, n = part.items, part.pot.num_candidates
     latest = _order_matters(part.pot, part.rules)
     lattice = _lattice(items.shape[1], latest)
-    picks = _pad(items)[:, lattice.picks.to(items.device)]  # (M, K, k), the latest one last
+    padded = torch.nn.functional.pad(items, (0, 1), value=-1)
+    picks = padded[:, lattice.picks.to(items.device)]  # (M, K, k), the latest last
     last = picks[..., -1] if latest and items.shape[1] else items.new_full(picks.shape[:2], -1)
     if given is not None:
         picks = torch.cat([given.unsqueeze(1).expand(-1, picks.shape[1], -1), picks], -1)
@@ -388,11 +389,11 @@ def _passages(part: Bucket, given: Tensor | None = None) -> list[tuple[Tensor, T
 
 @dataclass(frozen=True)
 class Lattice:
-    """The subsets of k items, by size; K in all, or each as often as it has a latest pick.
+    """The K subsets of k items, by size; with the latest pick as part of the state, one copy for each latest pick.
 
-    ``picks`` (K, k) holds them as numbers of items, the latest last, k for none; ``sizes`` the members (A, size) of
-    every subset A and the places (A, size) of A∖i among the subsets of the size before; ``counts`` how many of the K
-    have each size; ``codes`` (2^k,) A in binary.
+    ``picks`` (K, k) holds the indices of their items, the latest last, padded in front with k; ``sizes`` the members
+    (A, size) of every subset A and the positions (A, size) of A∖i among the subsets one smaller; ``counts`` how many of
+    the K have each size; ``codes`` (2^k,) the subsets as bit masks.
     """
 
     picks: Tensor
@@ -414,7 +415,7 @@ def _lattice(items: int, latest: bool) -> Lattice:
         sizes.append((members, place[here.unsqueeze(-1) - (1 << members)]))
         ranked.append(here)
         states = members
-        if latest and size:  # each member in turn comes last
+        if latest and size:  # a copy with each member last
             turns = (torch.arange(size) + torch.arange(1, size + 1).unsqueeze(-1)) % size  # (size, size)
             states = members[:, turns].flatten(0, 1)
         picks.append(torch.nn.functional.pad(states, (items - size, 0), value=items))
@@ -422,11 +423,11 @@ def _lattice(items: int, latest: bool) -> Lattice:
 
 
 def _subset_states(part: Bucket, lattice: Lattice, picks: Tensor) -> State:
-    """The states after ``picks`` (M, K, ·), the subsets of the lattice and what was given before them."""
+    """The states after ``picks`` (M, K, ·): the given items, then a subset of the lattice."""
     interaction = part.pot.interaction
     if not isinstance(interaction, Additive) or len(lattice.codes) < picks.shape[1]:
         return interaction.after(part.flat(picks))
-    # The sums over all subsets, doubled with every item: A and A ∪ i.
+    # The sums over all subsets, by doubling: with every item i, those of A and of A ∪ i.
     count = part.items.shape[1]
     items = part.flat(part.items.unsqueeze(1))  # (B, M', k)
     given = part.flat(picks[:, :1, : picks.shape[2] - count])
@@ -437,11 +438,6 @@ def _subset_states(part: Bucket, lattice: Lattice, picks: Tensor) -> State:
             total = torch.cat([total, total + steps[:, :, i : i + 1]], 2)
         state.append(total[:, :, lattice.codes.to(total.device)].flatten(1, 2))
     return tuple(state)
-
-
-def _pad(items: Tensor) -> Tensor:
-    """A column of −1 behind (M, k), which number k points at."""
-    return torch.nn.functional.pad(items, (0, 1), value=-1)
 
 
 # ------------------------------------------------------------------------------------------- orders of a set
@@ -474,7 +470,7 @@ def _draw_orders(part: Bucket, samples: int, proposal: str, generator: torch.Gen
         last = orders[..., t - 1] if t else items.new_full(log_q.shape, -1)
         onward = part.log_probs(state, orders, last).gather(2, slots.clamp(min=0))  # (M, S, k)
         onward = onward.masked_fill(taken, -torch.inf)
-        dead = (onward == -torch.inf).all(-1, keepdim=True)  # impossible, or at its end: any order will do
+        dead = (onward == -torch.inf).all(-1, keepdim=True)  # impossible or complete: the order is arbitrary
         confined = torch.where(dead & (~taken | taken.all(-1, keepdim=True)), 0.0, onward).log_softmax(-1)
         noise = torch.empty_like(confined).exponential_(generator=generator)
         choice = (confined - noise.log()).argmax(-1, keepdim=True)
@@ -486,9 +482,9 @@ def _draw_orders(part: Bucket, samples: int, proposal: str, generator: torch.Gen
 
 
 def _posterior(part: Bucket, samples: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Orders (M, P, k) in which the items may have been picked, and the log-probability (M, P) of each given the set.
+    """Orders (M, P, k) of the items and the log-probability (M, P) of each given the set.
 
-    One where the order does not matter, one for each latest item where only that does.
+    One order where it does not matter, one for each latest item where only that does.
     """
     items, count = part.items, part.items.shape[1]
     weight = part.pot.stop.new_zeros(len(items), 1, dtype=accumulator(part.pot.stop.dtype))
@@ -511,64 +507,6 @@ def _posterior(part: Bucket, samples: int, generator: torch.Generator | None) ->
 
 
 def _draw(log_probs: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
-    """(M, S) numbers drawn from the distributions (M, P)."""
+    """(M, S) indices sampled from the distributions (M, P)."""
     noise = log_probs.new_empty(len(log_probs), samples, log_probs.shape[1]).exponential_(generator=generator)
     return (log_probs.exp().unsqueeze(1) / noise).argmax(-1)
-
-
-# ------------------------------------------------------------------------------------------- given a part
-
-
-@dataclass(frozen=True, eq=False)
-class Given(Interaction):
-    """An interaction after the picks ``given`` (B, 1 or K, m)."""
-
-    inner: Interaction
-    given: Tensor
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.inner.shape
-
-    def start(self, width: int = 1) -> State:
-        state = self.inner.start(width)
-        for pick in self.given.expand(-1, width, -1).unbind(-1):
-            state = self.inner.advance(state, pick)
-        return state
-
-    def advance(self, state: State, picks: Tensor) -> State:
-        return self.inner.advance(state, picks)
-
-    def after(self, picks: Tensor) -> State:
-        return self.inner.after(torch.cat([self.given.expand(-1, picks.shape[1], -1), picks], -1))
-
-    def prefixes(self, order: Tensor) -> State:
-        whole = torch.cat([self.given.expand(-1, order.shape[1], -1), order], -1)
-        shape = (*order.shape[:2], whole.shape[2] + 1)
-        states = (
-            part.view(*shape, *part.shape[2:])[:, :, self.given.shape[2] :] for part in self.inner.prefixes(whole)
-        )
-        return tuple(part.flatten(1, 2) for part in states)
-
-    def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
-        return self.inner.logits(state)
-
-
-class _RulesGiven(Rules):
-    """Rules that count what was given (B, 1 or K, m) among the picks."""
-
-    given: Tensor
-
-    def allowed(self, history: History) -> tuple[Tensor, Tensor | None]:
-        size = self.given.shape[2]
-        last = history.last.where(history.last >= 0, self.given[..., -1]) if size else history.last
-        selected = history.selected | picked_mask(self.given, history.selected.shape[-1])
-        return super().allowed(History(selected, last, history.count + size))
-
-
-def _conditioned(part: Bucket, given: Tensor) -> tuple[Potentials, Rules]:
-    """Potentials and rules of the process that goes on from ``given`` (M, 1 or K, m)."""
-    pot, rules = part.pot, copy(part.rules)
-    rules.__class__ = _RulesGiven
-    rules.given = given  # type: ignore[attr-defined]
-    return Potentials(pot.unary, pot.stop, Given(pot.interaction, given), pot.mask), rules

@@ -1,4 +1,4 @@
-"""Beam search, and its stochastic twin: Gumbel-top-k over whole sequences."""
+"""Beam search, and stochastic beam search: Gumbel-top-k over whole sequences."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 
 from torchcpl.checks import check_count, check_generator
 from torchcpl.constraints import Constraint, History, Rules
-from torchcpl.decoding.rollout import looks, refuse_tracing, samples_first
-from torchcpl.functional import blame_nan, step_log_probs
+from torchcpl.decoding.rollout import may_test, refuse_tracing, samples_first
+from torchcpl.functional import blame_nan, start_state, step_log_probs
 from torchcpl.interactions.base import accumulator, reorder
 from torchcpl.potentials import Potentials, Selection
 
 
 @dataclass
 class Beams:
-    """K hypotheses a row, best first. A dead one (there were fewer than K) has log-probability −inf."""
+    """K hypotheses a row, best first. Where a row has fewer than K, the rest have log-probability −inf."""
 
     indices: Tensor  # (B, K, T)
     gains: Tensor  # (B, K, T) log-probability of each pick
     log_prob: Tensor  # (B, K)
-    score: Tensor  # (B, K) what they are ranked by
+    score: Tensor  # (B, K) the rank
 
 
 @torch.no_grad()
@@ -66,10 +66,10 @@ def stochastic_beam(
     """Distinct sequences drawn without replacement: ``indices`` (S, B, T), in order of drawing.
 
     Gumbel-top-k over the tree of sequences (Kool, van Hoof, Welling 2019): every sequence's log-probability is
-    perturbed by Gumbel noise and the S largest are kept, found from the root down because the largest perturbation
-    among a node's leaves is itself Gumbel around the node's log-probability. With κ the (S+1)-th largest, a sequence of
-    probability p is included with probability q = 1 − exp(−exp(log p − κ)) given κ, and ``weight`` = p/q makes
-    Σ weight·f(sequence) an unbiased estimate of E f. Missing sequences, where a row has fewer than S, weigh nothing.
+    perturbed by Gumbel noise and the S largest are kept, found top-down because the maximum over a node's leaves is
+    itself Gumbel with the node's log-probability as location. With κ the (S+1)-th largest, a sequence of probability p
+    is included with probability q = 1 − exp(−exp(log p − κ)) given κ, and ``weight`` = p/q makes Σ weight·f(sequence)
+    an unbiased estimate of E f. Where a row has fewer than S sequences, the missing ones have weight 0.
     """
     check_count("num_samples", num_samples, 1)
     refuse_tracing()
@@ -81,7 +81,7 @@ def stochastic_beam(
         uniform = torch.empty_like(log_prob).exponential_(generator=generator)
         return _gumbel_with_maximum(log_prob - uniform.log(), beams.score.unsqueeze(-1))
 
-    # The root is perturbed too: given its largest value the leaves would not be independent, and p/q be biased.
+    # The root is perturbed too: conditional on a fixed maximum the leaves would be dependent, and p/q biased.
     root = torch.empty(len(pot), dtype=accumulator(pot.unary.dtype), device=pot.unary.device)
     root = -root.exponential_(generator=generator).log()
     found = search(pot, rules, num_samples + 1, perturb, root)
@@ -90,7 +90,7 @@ def stochastic_beam(
     # log q = log(1 − exp(−exp(log p − κ))); κ = −inf, no further sequence, means certain inclusion.
     log_included = torch.log(-torch.expm1(-(log_prob - threshold).exp()))
     log_included = log_included.where(threshold > -torch.inf, 0.0)
-    # For p ≪ exp κ, 1 − exp(−x) → x, below the smallest number too.
+    # For p ≪ exp κ, 1 − exp(−x) → x, also where exp underflows.
     log_included = torch.where(log_included == -torch.inf, log_prob - threshold, log_included)
     weight = (log_prob - log_included).exp().masked_fill(log_prob == -torch.inf, 0)
     return samples_first(_selection(found, num_samples, pot, weight))
@@ -103,9 +103,9 @@ def _selection(found: Beams, count: int, pot: Potentials, weight: Tensor | None 
 
 
 def _gumbel_with_maximum(perturbed: Tensor, maximum: Tensor) -> Tensor:
-    """Shift independent Gumbels (..., C) so that their largest is ``maximum`` (..., 1), as their law given it demands.
+    """Independent Gumbels G (..., C) conditioned on their maximum being ``maximum`` (..., 1).
 
-    ``−log(exp(−maximum) − exp(−Z) + exp(−G))`` with Z the largest G, in the form that neither overflows nor cancels.
+    ``−log(exp(−maximum) − exp(−Z) + exp(−G))`` with Z the largest G, in a form that neither overflows nor cancels.
     """
     largest = perturbed.amax(-1, keepdim=True)
     gap = (perturbed - largest).exp().clamp(max=1)  # exp(G − Z) in [0, 1]
@@ -120,7 +120,7 @@ Rank = Callable[[Tensor, Beams], Tensor]
 
 
 def search(pot: Potentials, rules: Rules, width: int, rank: Rank, root: float | Tensor = 0.0) -> Beams:
-    """Grow ``width`` hypotheses a row, keeping the highest ``rank(step log-probabilities, beams)`` (B, K, N+1).
+    """Extend ``width`` hypotheses a row, keeping the highest ``rank(step log-probabilities, beams)`` (B, K, N+1).
 
     ``root`` is the score of the empty hypothesis.
     """
@@ -137,15 +137,15 @@ def search(pot: Potentials, rules: Rules, width: int, rank: Rank, root: float | 
     beams.score[:, 0] = root
     marks = torch.zeros(batch, width, n + 1, dtype=torch.bool, device=device)  # the last column: stopped
     last = torch.full((batch, width), -1, dtype=torch.long, device=device)
-    state = pot.interaction.start(width)
+    state = start_state(pot, rules, width)
     for t in range(rules.max_len):
         stopped = marks[..., n]
-        if looks(t, device) and bool((stopped | (beams.log_prob == -torch.inf)).all()):
+        if may_test(t, device) and bool((stopped | (beams.log_prob == -torch.inf)).all()):
             break
         count = (beams.indices[..., :t] >= 0).sum(-1) if t else torch.zeros_like(last)
         log_probs = step_log_probs(pot, state, History(marks[..., :n], last, count), rules)
         grown = rank(log_probs, beams)
-        # A stopped hypothesis has one continuation, itself, which keeps its score.
+        # A stopped hypothesis has one continuation, itself, with its score.
         grown = grown.masked_fill(stopped.unsqueeze(-1), -torch.inf)
         grown[..., n] = torch.where(stopped, beams.score, grown[..., n])
 

@@ -25,11 +25,10 @@ def greedy(
     stop_threshold: float | None = None,
     constraints: Sequence[Constraint] = (),
 ) -> Selection:
-    """Pick the likeliest choice until the stop wins; of equals, the lowest index.
+    """Pick the likeliest choice until that is the stop; ties go to the lowest index.
 
     Among many equally good candidates each is unlikely, and a stop of modest probability beats every one of them. With
-    ``stop_threshold`` the stop is weighed against all of them together instead: it is chosen once its probability
-    reaches the threshold, and else the likeliest candidate.
+    ``stop_threshold`` the stop is chosen once its probability reaches the threshold, and else the likeliest candidate.
 
     Returns ``indices`` (B, T) with T = min(max_len, N), ``lengths`` (B,) and ``log_prob`` (B,).
     """

@@ -1,8 +1,8 @@
-"""The sequential process itself: pick, update the state, pick again, until the stop wins.
+"""The sequential process itself: pick, update the state, pick again, until the stop is chosen.
 
-Greedy and sampling differ only in how a step chooses. Nothing here waits for the device except, once in a while, to
-see whether every hypothesis has stopped. Under ``torch.compile`` and ``torch.export`` the loop is one ``while_loop``
-in the graph, whatever the sizes.
+Greedy and sampling differ only in how a step chooses. On CUDA the host synchronises only every 32 steps, to end early
+once every hypothesis has stopped. Under ``torch.compile`` and ``torch.export`` the loop is one ``while_loop`` of the
+graph, for any size.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.utils import _pytree as pytree
 
 from torchcpl.checks import capturing
 from torchcpl.constraints import History, Rules
-from torchcpl.functional import blame_nan, step_log_probs
+from torchcpl.functional import blame_nan, start_state, step_log_probs
 from torchcpl.interactions.base import State, accumulator
 from torchcpl.potentials import Potentials, Selection
 
-SYNC_EVERY = 32  # steps between two looks at whether all have stopped, where looking makes the host wait
+SYNC_EVERY = 32  # steps between tests of whether all have stopped, where a test makes the host wait
 
 Choose = Callable[[Tensor], Tensor]  # log-probabilities (B, K, N+1) to choices (B, K), N = the stop
 
@@ -29,7 +29,7 @@ Choose = Callable[[Tensor], Tensor]  # log-probabilities (B, K, N+1) to choices 
 class Hypotheses(NamedTuple):
     """K hypotheses a row after some steps."""
 
-    marks: Tensor  # (B, K, N+1) bool: what is picked; in the last column, whether it has stopped
+    marks: Tensor  # (B, K, N+1) bool: picked; in the last column, stopped
     last: Tensor  # (B, K) the latest pick, −1 when there is none
     length: Tensor  # (B, K) how many picks
     log_prob: Tensor  # (B, K)
@@ -44,21 +44,21 @@ def rollout(pot: Potentials, rules: Rules, width: int, choose: Choose) -> Select
     marks = torch.zeros(batch, width, n + 1, dtype=torch.bool, device=device)
     last = torch.full((batch, width), -1, dtype=torch.long, device=device)
     log_prob = torch.zeros(batch, width, dtype=dtype, device=device)
-    begun = Hypotheses(marks, last, torch.zeros_like(last), log_prob, pot.interaction.start(width))
+    begun = Hypotheses(marks, last, torch.zeros_like(last), log_prob, start_state(pot, rules, width))
     indices = torch.full((batch, width, rules.max_len), -1, dtype=torch.long, device=device)
     gains = torch.zeros(batch, width, rules.max_len, dtype=dtype, device=device)
     if torch.compiler.is_compiling():
         indices, gains, log_prob = _traced_loop(pot, rules, choose, begun, indices, gains)
     else:
         log_prob = _loop(pot, rules, choose, begun, indices, gains)
-    # Whoever reached max_len without stopping stops now, with certainty.
+    # A hypothesis that reached max_len stops with certainty.
     return Selection(indices, (indices >= 0).sum(-1), blame_nan(log_prob, pot), n, step_log_prob=gains)
 
 
 def _loop(pot: Potentials, rules: Rules, choose: Choose, now: Hypotheses, indices: Tensor, gains: Tensor) -> Tensor:
     """The loop in Python: fills ``indices`` and ``gains`` (B, K, T), returns the log-probabilities (B, K)."""
     for t in range(rules.max_len):
-        if looks(t, indices.device) and bool(now.marks[..., -1].all()):
+        if may_test(t, indices.device) and bool(now.marks[..., -1].all()):
             break
         now, indices[..., t], gains[..., t] = _step(pot, rules, choose, now)
         if t + 1 < rules.max_len:
@@ -69,11 +69,11 @@ def _loop(pot: Potentials, rules: Rules, choose: Choose, now: Hypotheses, indice
 def _traced_loop(
     pot: Potentials, rules: Rules, choose: Choose, begun: Hypotheses, indices: Tensor, gains: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loop as one operation of the graph: indices and gains (B, K, T), log-probabilities (B, K)."""
+    """The loop as one ``while_loop`` of the graph: indices and gains (B, K, T), log-probabilities (B, K)."""
     from torch._higher_order_ops import while_loop
 
-    # A while_loop takes no views of one another, as keys and the stop's key of one head are. Contiguous: strides that a
-    # batch of one leaves undecided would be taken for sizes.
+    # while_loop refuses inputs that alias, as keys and stop_key of one head do. Contiguous: the ambiguous strides of a
+    # batch of one would be taken for symbolic sizes.
     pot = pytree.tree_map_only(Tensor, lambda t: t.detach().clone(memory_format=torch.contiguous_format), pot)
     limit = torch.full((), rules.max_len, device=indices.device)
 
@@ -82,7 +82,7 @@ def _traced_loop(
 
     def body(t: Tensor, indices: Tensor, gains: Tensor, now: Hypotheses) -> tuple[Tensor, Tensor, Tensor, Hypotheses]:
         inside = copy(rules)
-        inside.max_len = indices.shape[-1]  # a symbol of the loop's own graph
+        inside.max_len = indices.shape[-1]  # symbolic in the loop's own graph
         now, pick, gain = _step(pot, inside, choose, now)
         now = now._replace(state=pot.interaction.advance(now.state, pick))
         at = t.expand(pick.shape).unsqueeze(-1)
@@ -94,13 +94,13 @@ def _traced_loop(
 
 
 def _step(pot: Potentials, rules: Rules, choose: Choose, now: Hypotheses) -> tuple[Hypotheses, Tensor, Tensor]:
-    """One choice of every hypothesis; its pick (B, K), −1 for none, and the log-probability of that (B, K)."""
+    """One choice of every hypothesis: the pick (B, K), −1 for the stop, and its log-probability (B, K)."""
     marks, last, length, total, state = now
     stopped = marks[..., -1]
     log_probs = step_log_probs(pot, state, History(marks[..., :-1], last, length), rules)
     choice = choose(log_probs).masked_fill(stopped, pot.num_candidates)
     gain = log_probs.gather(-1, choice.unsqueeze(-1)).squeeze(-1).masked_fill(stopped, 0)
-    # One column more than candidates: choosing the stop marks it, so a stopped hypothesis is a lookup.
+    # Choosing the stop marks the extra last column, which says whether a hypothesis has stopped.
     marks = marks.scatter(-1, choice.unsqueeze(-1), True)
     stopped = marks[..., -1]
     pick = choice.masked_fill(stopped, -1)
@@ -109,38 +109,21 @@ def _step(pot: Potentials, rules: Rules, choose: Choose, now: Hypotheses) -> tup
 
 
 def refuse_tracing() -> None:
-    """Raise inside ``torch.jit.trace``, whose graph would hold the picks of its example."""
+    """Raise inside ``torch.jit.trace``, which would record the picks of its example as constants."""
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
-        raise ValueError(
-            "decoding: expected an eager call, torch.compile or torch.export, got torch.jit.trace, which "
-            "would record the picks of its example; use torch.export"
-        )
+        raise ValueError("decoding: expected an eager call, torch.compile or torch.export, got torch.jit.trace")
 
 
-def looks(step: int, device: torch.device) -> bool:
-    """Whether to see, before this step, if all have stopped."""
+def may_test(step: int, device: torch.device) -> bool:
+    """Whether to test, before this step, if all hypotheses have stopped."""
     return not capturing() and (device.type == "cpu" or step % SYNC_EVERY == SYNC_EVERY - 1)
 
 
-def _each(selection: Selection, change: Callable[[Tensor], Tensor]) -> Selection:
-    def changed(part: Tensor | None) -> Tensor | None:
-        return None if part is None else change(part)
-
-    return Selection(
-        change(selection.indices),
-        change(selection.lengths),
-        change(selection.log_prob),
-        selection.num_candidates,
-        changed(selection.weight),
-        changed(selection.step_log_prob),
-    )
-
-
 def samples_first(selection: Selection) -> Selection:
-    """(B, S, T) → (S, B, T), as torch.distributions puts samples first."""
-    return _each(selection, lambda part: part.transpose(0, 1))
+    """(B, S, T) → (S, B, T), samples first as in torch.distributions."""
+    return selection.map(lambda part: part.transpose(0, 1))
 
 
 def first_of(selection: Selection) -> Selection:
-    """The only one of (1, B, T) → (B, T)."""
-    return _each(selection, lambda part: part[0])
+    """(1, B, T) → (B, T)."""
+    return selection.map(lambda part: part[0])

@@ -1,4 +1,4 @@
-"""Sampling from the process, as it is or sharpened."""
+"""Sampling, with temperature, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchcpl.functional import uniform
 from torchcpl.kernels import dispatch
 from torchcpl.potentials import Potentials, Selection
 
-BLOCK = 1024  # weights that are summed up before one of them is drawn
+BLOCK = 1024  # weights in a block
 
 
 @torch.no_grad()
@@ -34,9 +34,9 @@ def sample(
 ) -> Selection:
     """Draw selections: ``indices`` (S, B, T) for ``num_samples`` = S, (B, T) when it is not given.
 
-    ``temperature`` divides the logits of a step, ``top_k`` keeps its k likeliest choices, ``top_p`` the fewest
-    likeliest ones that hold at least this probability; the stop counts as a choice like any other. ``log_prob`` stays
-    the exact log-probability under the process without these three.
+    ``temperature`` divides the logits of a step, ``top_k`` keeps the k likeliest choices, ``top_p`` the fewest whose
+    probabilities add up to at least p; the stop is one of the choices. ``log_prob`` is the exact log-probability under
+    the process without these three.
     """
     refuse_tracing()
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
@@ -57,7 +57,7 @@ def draw(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Selection:
-    """``sample`` under given rules: (S, B, T)."""
+    """``sample`` under ``rules``: (S, B, T)."""
     if generator is not None and torch.compiler.is_compiling():
         raise ValueError("generator: expected None in torch.compile or torch.export (use torch.manual_seed), got one")
     check_number("temperature", temperature, "a positive number", lambda value: 0 < value < math.inf)
@@ -77,10 +77,10 @@ def draw(
 
 
 def categorical(weight: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw from weights (..., C) that need not add up to one: (...).
+    """Draw an index (...) from unnormalised weights (..., C), by inverse CDF.
 
-    By inverse CDF: the first place at which the running sum exceeds a uniform share of the whole. Of many weights first
-    a block is drawn by its sum and then one of its members: one pass, and no sum grows so long that it loses digits.
+    With many weights first a block is drawn by its sum, then one of its members: no cumulative sum gets so long that it
+    loses precision.
     """
     count = weight.shape[-1]
     if tracing() or count <= 2 * BLOCK:
@@ -95,18 +95,18 @@ def categorical(weight: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def sharpen(log_probs: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
-    """Log-probabilities (..., C) after temperature, then top-k, then top-p; unnormalised, −inf where cut."""
+    """Log-probabilities (..., C) after temperature, top-k and top-p, in that order; unnormalised, −inf where cut."""
     if temperature != 1:
         log_probs = (log_probs / temperature).log_softmax(-1)
     if top_k is not None and top_k < log_probs.shape[-1]:
-        # Exactly k survive, ties cut from the end, so that top_k=1 is greedy.
+        # Exactly k are kept, of ties the lowest indices, so that top_k=1 is greedy.
         kept = log_probs.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]
         cut = torch.full_like(log_probs, -torch.inf)
         log_probs = cut.scatter(-1, kept, log_probs.gather(-1, kept)).log_softmax(-1)
     if top_p is not None and top_p < 1:
         ranked, order = log_probs.sort(dim=-1, descending=True, stable=True)
         probs = ranked.exp()
-        # A choice stays while the likelier ones before it hold less than top_p; the first always does.
+        # A choice is kept while the likelier ones add up to less than top_p; the first always is.
         ranked = ranked.masked_fill(probs.cumsum(-1) - probs >= top_p, -torch.inf)
         log_probs = torch.empty_like(ranked).scatter_(-1, order, ranked)
     return log_probs

@@ -23,18 +23,19 @@ Self = TypeVar("Self", bound="Interaction")
 
 
 class Interaction(ABC):
-    """One kind of interaction: a frozen dataclass of tensors that start with B.
+    """One kind of interaction: a frozen dataclass of tensors whose first dimension is B.
 
-    ``depends_on`` says what of the picks so far it knows: which they are (``set``), also which came last (``last``), or
-    their whole order (``order``).
+    ``depends_on`` says what the logits depend on: the set of the picks (``set``), the set and the latest pick
+    (``last``), or their whole order (``order``).
     """
 
     depends_on: ClassVar[str] = "set"
 
     @property
-    @abstractmethod
     def shape(self) -> tuple[int, int]:
-        """(B, N)."""
+        """(B, N), the first two dimensions of the first field."""
+        first: Tensor = getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
+        return first.shape[0], first.shape[1]
 
     @abstractmethod
     def start(self, width: int = 1) -> State:
@@ -50,11 +51,11 @@ class Interaction(ABC):
 
     @abstractmethod
     def after(self, picks: Tensor) -> State:
-        """The states after all ``picks`` (B, K, T); −1, wherever it stands, is no pick."""
+        """The states after all ``picks`` (B, K, T), of which any may be −1, no pick."""
 
     @abstractmethod
     def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
-        """What the picks add to the candidates' logits (B, K, N) and to the stop's (B, K), None for nothing."""
+        """What the picks add to the candidates' logits (B, K, N) and to the stop's (B, K), or None."""
 
     def prefix_logits(self, order: Tensor) -> tuple[Tensor, Tensor | None]:
         """What each prefix of ``order`` (B, T) adds: (B, T+1, N) and (B, T+1) or None."""
@@ -69,7 +70,7 @@ class Interaction(ABC):
         return self._pair_effects()[1]
 
     def _pair_effects(self) -> tuple[Tensor, Tensor | None]:
-        # The effect of one pick alone: W itself where effects add up, else its first order.
+        # The effect of each pick alone: W itself where effects add up, else their first-order terms.
         batch, candidates = self.shape
         everyone = torch.arange(candidates, device=self._device).expand(batch, candidates)
         base, base_stop = self.logits(self.start(1))
@@ -101,7 +102,7 @@ class Interaction(ABC):
 
 
 class Additive(Interaction):
-    """An interaction whose state is a sum over the picks: a kind defines ``steps``, what one adds, and ``logits``."""
+    """An interaction whose state is a sum over the picks: a kind defines ``steps``, what each adds, and ``logits``."""
 
     @abstractmethod
     def steps(self, picks: Tensor) -> State:
@@ -125,7 +126,7 @@ class Additive(Interaction):
 
 
 def reorder(state: State, parents: Tensor) -> State:
-    """Give every hypothesis (B, K) the state of another one of its row, as beams do."""
+    """The states of the hypotheses ``parents`` (B, K) of the same row, as beam search reorders them."""
     return tuple(
         part.gather(1, parents.view(*parents.shape, *[1] * (part.dim() - 2)).expand(-1, -1, *part.shape[2:]))
         for part in state
@@ -135,12 +136,12 @@ def reorder(state: State, parents: Tensor) -> State:
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     """``table`` (B, N, h) at ``index`` (B, ...) → (B, ..., h), with zeros where the index is −1."""
     batch, count, width = table.shape
-    if count == 0:  # nothing to point at: every index is −1
+    if count == 0:  # every index is −1
         return table.new_zeros(*index.shape, width)
     # One flat index_select: its backward is one index_add, several times faster than scatter with (…, h) indices.
     flat = index.clamp(min=0)
     if not tracing() and table.stride(0) == 0 and batch:
-        rows = table[0]  # one table for all rows: not copied
+        rows = table[0]  # expanded over the batch: not copied
     else:
         rows = table.reshape(batch * count, width)
         flat = flat + (torch.arange(batch, device=index.device) * count).view(batch, *[1] * (index.dim() - 1))
@@ -149,7 +150,7 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """Sums of many small terms are kept in float32 at least."""
+    """The dtype to sum in: float32 at least."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -160,5 +161,5 @@ def autocasting(like: Tensor) -> bool:
 
 
 def without_autocast(like: Tensor) -> AbstractContextManager[None]:
-    """Turn autocast off inside: products keep the dtype of their factors."""
+    """A context with autocast off, in which products keep the dtype of their factors."""
     return torch.autocast(like.device.type, enabled=False) if autocasting(like) else nullcontext()

@@ -1,4 +1,4 @@
-"""A small network over the context: interactions of any order between picks."""
+"""The context passes through a small network: interactions of any order between picks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Contextual(Additive):
     """``LowRank`` whose context passes through a network: ℓ_j = θ_j + keys[j]·f(s, |S|)/√h.
 
     ``network(s, count)`` takes the sum of the picked values (B, K, h) and the number of picks (B, K) and returns the
-    context (B, K, h). Pairs, triples and whole sets of picks can interact, and it stays a function of the *set*
-    picked. It costs one small network a step.
+    context (B, K, h). The logits remain a function of the *set* of picks, of any order of interaction; a decoding step
+    costs one forward pass of the network.
     """
 
     keys: Tensor  # (B, N, h)
@@ -32,10 +32,6 @@ class Contextual(Additive):
         check_factors(self.keys, self.values, self.stop_key)
         if not callable(self.network):
             raise ValueError(f"network: expected a callable (s, count) -> context, got {describe(self.network)}")
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.keys.shape[0], self.keys.shape[1]
 
     # The state is the sum of the picked values (B, K, h) and their number (B, K, 1).
 

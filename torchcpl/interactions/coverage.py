@@ -12,7 +12,7 @@ from torchcpl.interactions.base import Additive, State, accumulator, gather_rows
 from torchcpl.interactions.lowrank import check_factors, key_logits
 from torchcpl.potentials import register_pytree
 
-LARGEST = 30.0  # certainly covered; exp of much more would overflow
+LARGEST = 30.0  # bound on c: exp of much more would overflow
 
 
 @register_pytree
@@ -20,10 +20,9 @@ LARGEST = 30.0  # certainly covered; exp of much more would overflow
 class Coverage(Additive):
     """``LowRank`` and a soft *or* over the picks: ℓ_j = θ_j + keys[j]·s/√h − log(1 + Σ_{i∈S} exp c_ji).
 
-    ``c_ji = cover_keys[j]·cover_values[i]/√h + cover_offset``, at most 30, says how far pick i makes j redundant. In a
-    plain sum the small effects of many unrelated picks add up to noise as large as the effect of the one that matters;
-    here they vanish, and a second pick that covers j changes little. W is never built: a step is two matrix–vector
-    products.
+    ``c_ji = cover_keys[j]·cover_values[i]/√h + cover_offset``, at most 30, says how redundant pick i makes j. In a
+    plain sum the small effects of many unrelated picks add up to as much as the one that matters; here they vanish, and
+    a second pick that covers j changes little. W is never built: a step is two matrix–vector products.
     """
 
     keys: Tensor  # (B, N, h)
@@ -40,11 +39,7 @@ class Coverage(Additive):
         check_tensor("cover_values", self.cover_values, tuple(self.cover_keys.shape), "float", like=self.keys)
         check_tensor("cover_offset", self.cover_offset, (self.keys.shape[0],), "float", like=self.keys)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.keys.shape[0], self.keys.shape[1]
-
-    # The state is the context (B, K, h) and how far each candidate is covered (B, K, N).
+    # The state is the context (B, K, h) and Σ exp c of every candidate (B, K, N).
 
     def steps(self, picks: Tensor) -> State:
         dtype = accumulator(self.values.dtype)

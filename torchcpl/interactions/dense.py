@@ -23,18 +23,9 @@ class Dense(Additive):
     stop_row: Tensor | None = None  # (B, N)
 
     def __post_init__(self) -> None:
-        check_tensor("W", self.W, ("B", "N", "N"), "float")
-        batch, rows, columns = self.W.shape
-        if rows != columns:
-            raise ValueError(f"W: expected a square matrix (B, N, N), got shape {tuple(self.W.shape)}")
-        if self.stop_row is not None:
-            check_tensor("stop_row", self.stop_row, (batch, columns), "float", like=self.W)
+        check_pairs("W", self.W, self.stop_row)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.W.shape[0], self.W.shape[2]
-
-    # The state is what the picks have added so far: (B, K, N) and, with a live stop, (B, K, 1).
+    # The state is what the picks have added to the logits: (B, K, N) and, with a stop_row, (B, K, 1).
 
     def steps(self, picks: Tensor) -> State:
         dtype = accumulator(self.W.dtype)
@@ -46,15 +37,17 @@ class Dense(Additive):
     def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
         return state[0], state[1].squeeze(-1) if len(state) > 1 else None
 
-    def dense(self) -> Tensor:
-        return self.W
 
-    def dense_stop(self) -> Tensor | None:
-        return self.stop_row
+def check_pairs(name: str, matrix: Tensor, stop_row: Tensor | None) -> None:
+    """Raise unless ``matrix`` is (B, N, N) and ``stop_row`` (B, N) or None."""
+    check_tensor(name, matrix, ("B", "N", "N"), "float")
+    check_tensor(name, matrix, ("B", matrix.shape[2], matrix.shape[2]), "float")
+    if stop_row is not None:
+        check_tensor("stop_row", stop_row, (matrix.shape[0], matrix.shape[2]), "float", like=matrix)
 
 
 def gather_columns(W: Tensor, picks: Tensor) -> Tensor:
-    """Columns of W (B, N, N) at ``picks`` (B, ...) → (B, ..., N), zeros at −1. W is read where it lies, not copied."""
+    """Columns of W (B, N, N) at ``picks`` (B, ...) → (B, ..., N), zeros at −1; W is not copied."""
     candidates = W.shape[1]
     if candidates == 0:
         return W.new_zeros(*picks.shape, 0)

@@ -1,4 +1,4 @@
-"""A soft *or* over the picks whose strengths are given as a matrix."""
+"""A soft *or* over the picks, with the strength of every pair given as a matrix."""
 
 from __future__ import annotations
 
@@ -7,38 +7,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcpl.checks import check_tensor
 from torchcpl.interactions.base import Additive, State, accumulator, gather_rows
 from torchcpl.interactions.coverage import LARGEST
-from torchcpl.interactions.dense import gather_columns
+from torchcpl.interactions.dense import check_pairs, gather_columns
 from torchcpl.potentials import register_pytree
 
 
 @register_pytree
 @dataclass(frozen=True, eq=False)
 class DenseCoverage(Additive):
-    """ℓ_j = θ_j − log(1 + Σ_{i∈S} exp c_ji): pick i makes j redundant as far as ``cover[b, j, i]`` = c_ji says.
+    """ℓ_j = θ_j − log(1 + Σ_{i∈S} exp c_ji), where ``cover[b, j, i]`` = c_ji says how redundant pick i makes j.
 
-    ``Coverage`` whose c is no product of keys and values: where groups have no features of their own, "the same group"
-    can only be read off the pair. ``stop_row[b, i]`` is what pick i adds to the stop's logit.
+    ``Coverage`` with a full matrix c in place of keys·values. ``stop_row[b, i]`` is what pick i adds to the stop's
+    logit.
     """
 
     cover: Tensor  # (B, N, N)
     stop_row: Tensor | None = None  # (B, N)
 
     def __post_init__(self) -> None:
-        check_tensor("cover", self.cover, ("B", "N", "N"), "float")
-        batch, rows, columns = self.cover.shape
-        if rows != columns:
-            raise ValueError(f"cover: expected a square matrix (B, N, N), got shape {tuple(self.cover.shape)}")
-        if self.stop_row is not None:
-            check_tensor("stop_row", self.stop_row, (batch, columns), "float", like=self.cover)
+        check_pairs("cover", self.cover, self.stop_row)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.cover.shape[0], self.cover.shape[2]
-
-    # The state is how far each candidate is covered (B, K, N) and, with a live stop, what that has gained (B, K, 1).
+    # The state is Σ exp c of every candidate (B, K, N) and, with a stop_row, what the picks add to the stop (B, K, 1).
 
     def steps(self, picks: Tensor) -> State:
         dtype = accumulator(self.cover.dtype)

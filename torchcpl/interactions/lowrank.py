@@ -17,8 +17,8 @@ from torchcpl.potentials import register_pytree
 class LowRank(Additive):
     """``W[j, i] = keys[j]·values[i]/√h``.
 
-    A partial selection is summarised by one vector, its context ``s = Σ_{i∈S} values[i]``, and candidate j's logit
-    is ``θ_j + keys[j]·s/√h``: memory O(N·h) and a decoding step is one matrix–vector product.
+    The picks S are summarised by one vector, the context ``s = Σ_{i∈S} values[i]``, and candidate j's logit is
+    ``θ_j + keys[j]·s/√h``: memory is O(N·h) and a decoding step one matrix–vector product.
 
     With ``stop_key`` the stop's logit gains ``stop_key·s/√h``.
     """
@@ -29,10 +29,6 @@ class LowRank(Additive):
 
     def __post_init__(self) -> None:
         check_factors(self.keys, self.values, self.stop_key)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.keys.shape[0], self.keys.shape[1]
 
     # The state is the context: (B, K, h).
 
@@ -55,7 +51,7 @@ def key_logits(keys: Tensor, stop_key: Tensor | None, context: Tensor) -> tuple[
     # Scaling the context, not the product: h numbers instead of N.
     query = (context / max(keys.shape[-1], 1) ** 0.5).to(keys.dtype)  # (B, K, h)
     with without_autocast(keys):
-        if tracing() and query.shape[1] == 1:  # ONNX Runtime would lay the keys out anew at every step
+        if tracing() and query.shape[1] == 1:  # ONNX Runtime would transpose the keys at every step
             candidates = (keys @ query.squeeze(1).unsqueeze(-1)).squeeze(-1).unsqueeze(1)
         else:
             candidates = query @ keys.transpose(1, 2)

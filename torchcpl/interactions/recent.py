@@ -1,4 +1,4 @@
-"""For sequences: the sum over all picks, and a term for the latest."""
+"""For sequences: the sum over all picks, and a term for the latest pick."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torchcpl.potentials import register_pytree
 class Recent(Interaction):
     """``LowRank``, and a term for the latest pick i: ℓ_j = θ_j + keys[j]·s/√h + last_keys[j]·last_values[i]/√h.
 
-    The sum s does not know the order of the picks, which matters where the next pick follows the last, as along a path.
-    W is never built: a step is two matrix–vector products.
+    The sum s does not depend on the order of the picks, which matters where the next one follows the last, as along a
+    path. W is never built: a step is two matrix–vector products.
     """
 
     keys: Tensor  # (B, N, h)
@@ -39,10 +39,6 @@ class Recent(Interaction):
         check_factors(self.last_keys, self.last_values, self.last_stop_key, "last_")
         if (self.stop_key is None) != (self.last_stop_key is None):
             raise ValueError("stop_key, last_stop_key: expected both or neither, got one")
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.keys.shape[0], self.keys.shape[1]
 
     # The state is the sum of the picked values and the value of the latest, (B, K, h) each.
 
