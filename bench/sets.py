@@ -1,4 +1,4 @@
-"""``set_nll`` against a plain loop over subsets in one run, results/sets-cpu.json: ``python -m bench.sets [--cuda]``."""
+"""``set_nll`` beside a plain loop over subsets, in one run (results/sets-cpu.json): ``python -m bench.sets [--cuda]``."""
 
 from __future__ import annotations
 
