@@ -1,4 +1,4 @@
-"""``set_nll`` beside a plain loop over subsets, in one run (results/sets-cpu.json): ``python -m bench.sets [--cuda]``."""
+"""``set_nll`` beside a plain loop over subsets, in one run (results/sets-cpu.json): ``python -m bench.sets``."""
 
 from __future__ import annotations
 
