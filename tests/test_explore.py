@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -228,25 +229,77 @@ def test_rounded_potentials_are_decoded_as_stored(opened: Any, monkeypatch: pyte
     assert sum(same for _, same in expected) > 30
 
 
-def test_beams_and_samples_follow_the_same_law(opened: Any) -> None:
+def test_best_answers_are_those_of_hypotheses(opened: Any) -> None:
+    """With limits, forced and forbidden candidates, the sets and their probabilities; exact where they are small."""
+    js = """cases => cases.map(d => {
+        const marks = list => { const all = new Uint8Array(d.n); list.forEach(j => { all[j] = 1; }); return all; };
+        const rules = { forced: marks(d.forced), forbidden: marks(d.forbidden), most: d.max_len, least: d.min_len };
+        return torchcpl.hypotheses(torchcpl.model(d), rules, 6, 16).map(a => [a.picks, a.mass, a.logProb]);
+    })"""
+    rng = np.random.default_rng(3)
+    cases, expected = [], []
+    for number in range(20 * len(KINDS)):
+        pot = potentials(KINDS[number % len(KINDS)], int(rng.integers(1, 14)), rng, live=number % 2 == 1)
+        wishes = options(pot, rng) | {"stop_threshold": None}
+        cases.append(data_of(cpl.explore(pot, **wishes)))
+        del wishes["stop_threshold"]
+        expected.append(cpl.hypotheses(pot, 6, num_beams=16, **wishes))
+    found = opened(cpl.explore(trees())).page.evaluate(js, cases)
+    for have, want in zip(found, expected, strict=True):
+        alive = int((want.log_prob[0] > -torch.inf).sum())
+        assert [sorted(picks) for picks, _, _ in have] == [sorted(picks) for picks in want.tolist()[0][:alive]]
+        assert [mass for _, mass, _ in have] == pytest.approx(want.log_prob[0, :alive].exp().tolist(), abs=1e-4)
+    assert sum(len(have) == 6 for have in found) > 60
+
+
+def test_a_page_of_paths_opens_with_the_answers_of_python(opened: Any) -> None:
+    rng = np.random.default_rng(0)
+    pot, where = potentials("recent", 12, rng, live=True), rng.random((12, 2)) * 200
+    page = cpl.explore(pot, items=where, connect=True, max_len=4)
+    data = data_of(page)["answers"]
+    points = torch.tensor(where.round(3))
+
+    def apart(indices: torch.Tensor) -> torch.Tensor:
+        """By a loop over all pairs."""
+        paths = [points[[i for i in row if i >= 0]] for row in indices[0].tolist()]
+        there = torch.zeros(len(paths), len(paths))
+        for (i, a), (j, b) in product(enumerate(paths), repeat=2):
+            there[i, j] = (
+                torch.cdist(a, b).amin(1).mean() if len(a) and len(b) else 0.0 if len(a) == len(b) else torch.inf
+            )
+        return (there + there.T)[None]
+
+    want = cpl.hypotheses(pot, 6, same=apart, radius=data["radius"], max_len=4)
+    answers = [(answer["picks"], pytest.approx(answer["mass"])) for answer in data["found"]]
+    alive = want.log_prob[0] > -torch.inf
+    assert list(zip(want.tolist()[0], want.log_prob[0].exp().tolist(), strict=True))[: int(alive.sum())] == answers
+    shown = opened(page)
+    shown.page.check("input[value=best]", force=True)
+    assert shown.page.locator("#answers button").count() == len(answers)
+    assert "Estimated" not in shown.text("#answers-note")
+    shown.slide("most", 3)  # other rules: no longer those of Python, and said
+    assert "Estimated from 48 samples" in shown.text("#answers-note")
+
+
+def test_a_path_of_nothing() -> None:
+    for n, most in ((0, None), (3, 0)):
+        pot = cpl.Potentials(torch.zeros(1, n), torch.zeros(1), cpl.Dense(torch.zeros(1, n, n)))
+        data = data_of(cpl.explore(pot, items=np.zeros((n, 2)), connect=True, max_len=most))
+        assert data["answers"]["found"] == [{"picks": [], "mass": 1.0}]
+
+
+def test_samples_follow_the_law(opened: Any) -> None:
     page = opened(cpl.explore(trees())).page
     rng = np.random.default_rng(2)
     for kind in KINDS:
         pot = potentials(kind, 6, rng, live=True)
-        data = data_of(cpl.explore(pot, max_len=3))
         js = """([d, seeds]) => {
             const rules = { forced: new Uint8Array(d.n), forbidden: new Uint8Array(d.n), most: 3, least: 0 };
-            const m = torchcpl.model(d), draws = [];
-            for (let seed = 0; seed < seeds; seed++) draws.push(torchcpl.sample(m, rules, 1, seed).picks);
-            return [torchcpl.beam(m, rules, 5).map(b => [b.picks, b.logProb]), draws];
+            const m = torchcpl.model(d);
+            return Array.from({ length: seeds }, (_, seed) => torchcpl.sample(m, rules, 1, seed).picks);
         }"""
-        beams, draws = page.evaluate(js, [data, 4000])
-        best = cpl.beam(pot, num_beams=5, num_return=5, max_len=3)
-        alive = [r for r in range(5) if best.log_prob[0, r] > -torch.inf]
-        assert [picks for picks, _ in beams] == [best.tolist()[0][r] for r in alive]
-        assert [p for _, p in beams] == pytest.approx([float(best.log_prob[0, r]) for r in alive], abs=1e-4)
-        frequency = Counter(map(tuple, draws))
-        for order, count in frequency.items():
+        draws = page.evaluate(js, [data_of(cpl.explore(pot, max_len=3)), 4000])
+        for order, count in Counter(map(tuple, draws)).items():
             given = torch.tensor([[*order, *[-1] * (3 - len(order))]])
             p = float(cpl.log_prob(pot, given, max_len=3).exp())
             assert count == pytest.approx(4000 * p, abs=5 * (4000 * p * (1 - p)) ** 0.5 + 1)
@@ -328,6 +381,8 @@ def test_samples_and_best_answers(opened: Any) -> None:
     answers = shown.page.locator("#answers button")
     sets = [frozenset(re.findall(r"[a-z]+", text)) - {"nothing"} for text in answers.all_inner_texts()]
     assert len(sets) == len(set(sets)) > 2
+    want = cpl.hypotheses(trees(), 6, num_beams=16).tolist()[0]
+    assert sets == [frozenset(NAMES[i] for i in picks) for picks in want]
     answers.nth(1).click()
     assert set(shown.picks()) - {"Stop"} == sets[1]
 
@@ -458,6 +513,7 @@ def test_notebooks_show_potentials_and_selections() -> None:
         ({"items": [np.full((3, 3), 7.0)] * 5}, "items: expected uint8"),
         ({"items": [Path("notes.txt")] * 5}, "items: expected the file of an image"),
         ({"background": np.zeros((2, 2), np.uint8)}, "items: expected points"),
+        ({"connect": True}, "items: expected points"),
         ({"labels": ["one"]}, "labels: expected 5 strings"),
         ({"row": 1}, "row: expected one of the 1 rows"),
         ({"constraints": [cpl.Budget([1] * 5, 3)]}, "constraints: expected Forbid and Require"),

@@ -15,6 +15,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torchcpl.checks import check_choice, check_count, describe
 from torchcpl.constraints import Constraint, Forbid, Require, Rules
 from torchcpl.decoding.greedy import greedy
 from torchcpl.files import write_atomic
+from torchcpl.hypotheses import hypotheses
 from torchcpl.interactions import Contextual, Coverage, Dense, DenseCoverage, Interaction, LowRank, Recent
 from torchcpl.potentials import Potentials, check_potentials
 
@@ -36,6 +38,7 @@ KINDS = (Dense, DenseCoverage, LowRank, Contextual, Coverage, Recent)
 ROOM = 400_000  # bytes for the numbers of an interaction; beyond it they are rounded to 16 or 8 bits
 PIXELS = 250_000  # pixels for all thumbnails together
 SIDE = 96  # of the largest thumbnail
+ANSWERS = 6  # as many as the page lists
 
 
 @dataclass(frozen=True)
@@ -94,11 +97,12 @@ def explore(
         raise ValueError(f"title: expected a string, got {describe(title)}")
     mask = pot.mask[row].tolist()
     options = {"max_len": max_len, "min_len": min_len, "stop_threshold": stop_threshold}
+    shown = _items(items, background, mask)
     data = {
         "title": title,
-        **_process(pot, row, stop_bias, constraints, options),
+        **_process(pot, row, stop_bias, constraints, options, shown if connect else None),
         "connect": connect,
-        "items": _items(items, background, mask),
+        "items": shown,
         "labels": None if labels is None else _texts("labels", labels, len(mask)),
     }
     page = page_of(data)
@@ -116,9 +120,14 @@ def page_of(data: dict[str, Any]) -> Explorer:
 
 
 def _process(
-    pot: Potentials, row: int, stop_bias: float, constraints: Sequence[Constraint], options: dict[str, Any]
+    pot: Potentials,
+    row: int,
+    stop_bias: float,
+    constraints: Sequence[Constraint],
+    options: dict[str, Any],
+    path: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """The potentials of one row and the rules of its decoding, as the page reads them."""
+    """The potentials of one row and the rules of its decoding, as the page reads them; the best answers of a path."""
     rules = Rules(pot, options["max_len"], options["min_len"], stop_bias, constraints)
     if not all(isinstance(constraint, Forbid | Require) for constraint in constraints):
         raise ValueError(f"constraints: expected Forbid and Require, which the page knows, got {describe(constraints)}")
@@ -135,7 +144,37 @@ def _process(
         "forced": forced[0].nonzero().flatten().tolist(),
         "forbidden": (one.mask & ~rules.available)[0].nonzero().flatten().tolist(),
         "rounded": bits and {"bits": bits, "same": picks == again},
+        "answers": None if path is None else _paths(stored, path, rules, marks),
     }
+
+
+def _paths(pot: Potentials, items: dict[str, Any], rules: Rules, marks: Sequence[Constraint]) -> dict[str, Any]:
+    """The best answers, of which those are one that lie within a sixteenth of the picture."""
+    if items["type"] != "point":
+        raise ValueError(f"items: expected points ({pot.num_candidates}, 2) to connect, got {items['type']}s")
+    points = torch.tensor(items["values"], dtype=torch.float64).view(-1, 2)
+    there = points[pot.mask[0].cpu()]
+    extent = max(items.get("size", (1.12 * (there.amax(0) - there.amin(0))).tolist() if len(there) else [1]))
+    if not rules.max_len:
+        return {"radius": extent / 16, "found": [{"picks": [], "mass": 1.0}]}
+    found = hypotheses(
+        pot, ANSWERS, same=partial(_apart, points.to(pot.unary.device)), radius=extent / 16,
+        max_len=rules.max_len, min_len=rules.min_len, constraints=marks,
+    )  # fmt: skip
+    answers = zip(found.tolist()[0], found.log_prob[0].exp().tolist(), strict=True)
+    return {"radius": extent / 16, "found": [{"picks": picks, "mass": mass} for picks, mass in answers if mass > 0]}
+
+
+def _apart(points: Tensor, indices: Tensor) -> Tensor:
+    """(B, K, K) mean distance from the points of one answer (B, K, T) to the nearest of the other, both ways."""
+    at, real = points[indices.clamp(min=0)], indices >= 0  # (B, K, T, 2)
+    rows = []
+    for k in range(indices.shape[1]):  # one at a time: (B, K, K, T, T) is large
+        away = torch.cdist(at[:, k : k + 1], at)  # (B, K, T, T)
+        nearest = away.masked_fill(~real.unsqueeze(2), torch.inf).amin(-1)  # (B, K, T), of the points of answer k
+        rows.append(nearest.masked_fill(~real[:, k : k + 1], 0).sum(-1) / real[:, k : k + 1].sum(-1).clamp(min=1))
+    there = torch.stack(rows, 1)  # (B, K, K)
+    return there + there.transpose(1, 2)
 
 
 def _tables(interaction: Interaction) -> dict[str, Tensor]:
