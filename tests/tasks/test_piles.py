@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from torchcpl.config import override
 from torchcpl.encoders.distances import (
     DistanceModel,
     Pairs,
@@ -20,6 +21,8 @@ from torchcpl.encoders.distances import (
 )
 from torchcpl.interactions import DenseCoverage
 from torchcpl.potentials import Potentials
+from torchcpl.predict import load
+from torchcpl.select import SHIPPED, load_model
 from torchcpl.tasks.piles.data import Mixture, digits, draw_rows, fixed_bags, load_sets, protocol_labels
 from torchcpl.tasks.piles.task import (
     PilesConfig,
@@ -168,6 +171,16 @@ def test_a_short_training_and_sets_left_out(tmp_path: Path) -> None:
     assert len(task.mixture.sets) == 1
     state = fit(task, tmp_path / "run", progress=False)
     assert {"clu_f1", "knob", "reported_clu_f1", "b_clu_f1", "digits_told"} <= state["metrics"].keys()
+    # The run picks from new bags of any width and size, whatever lies beside them in the batch.
+    bags = [torch.randn(7, 3), torch.randn(5, 3)]
+    run = load(tmp_path / "run")
+    assert torch.equal(run.select(bags).indices[1, :3], run.select(bags[1]).indices[0, :3])
+    np.save(tmp_path / "new.npy", bags[0].numpy())
+    assert run.loaded.benchmark.read_examples(tmp_path / "new.npy", "", None)[0].equal(bags[0])
+    with pytest.raises(ValueError, match="bag 1: expected"):
+        run.select([bags[0], torch.full((2, 2), torch.nan)])
+    again = PilesTask(override(config, init=str(SHIPPED), dim=128, edge=32, layers=4, heads=8)).build()
+    assert torch.equal(again.net.cover, load_model(SHIPPED)[0].cover)
     with pytest.raises(ValueError, match="leave_out"):
         PilesTask(PilesConfig(source=str(tmp_path), leave_out=("c",)))
     with pytest.raises(ValueError, match="labelled vectors"):

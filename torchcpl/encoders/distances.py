@@ -25,6 +25,7 @@ KERNELS = 4
 EDGE_FEATURES = 7 + KERNELS * len(WALKS) + len(RIDGES)
 NODE_FEATURES = len(NEIGHBOURS) + 2 + KERNELS * (1 + 2 * len(WALKS)) + 2 * len(RIDGES) + 1
 TINY = 1e-6
+CHUNK = 2048  # pairs
 
 
 def distances(x: Tensor, metric: str = "euclidean") -> Tensor:
@@ -89,7 +90,7 @@ def distance_features(d: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
             ],
             -1,
         )
-    return nodes.masked_fill(~mask.unsqueeze(-1), 0), edges.clamp(-8, 8)
+    return nodes.masked_fill(~mask.unsqueeze(-1), 0), edges.clamp_(-8, 8)
 
 
 def _kernels(d: Tensor, near: Tensor, rank: Tensor, off: Tensor, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -201,9 +202,14 @@ class _EdgeUpdate(nn.Module):
             strength = square(strength, pairs).masked_fill(~(mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1), 0)
             walks, _, _ = _walks(strength, mask, self.lengths)  # (B, K, t, N, N)
             walks = upper(walks.flatten(1, 2), pairs) / 3
-        hidden = self.own(normed) + self.walks(walks) + both_ends(self.ends(h), pairs)
-        updated: Tensor = edges + self.out(hidden.relu())
-        return updated
+        ends, updated = self.ends(h), []
+        # Without a gradient in parts that stay in the cache of a CPU.
+        step = max(1, edges.shape[1]) if torch.is_grad_enabled() or edges.is_cuda else CHUNK
+        for i in range(0, max(1, edges.shape[1]), step):
+            part = slice(i, i + step)
+            hidden = self.own(normed[:, part]).add_(self.walks(walks[:, part])).add_(both_ends(ends, pairs, part))
+            updated.append(edges[:, part] + self.out(hidden.relu_()))
+        return torch.cat(updated, 1)
 
 
 class Pairs:
@@ -227,12 +233,12 @@ class Pairs:
         full = F.pad(edges, (0, 0, 1, 0)).index_select(1, self.place)  # (B, N·N, C)
         return full.transpose(1, 2).reshape(len(edges), -1, self.n, self.n)
 
-    def sum(self, nodes: Tensor) -> Tensor:
-        """(B, N, C) to (B, P, C), both ends added."""
+    def sum(self, nodes: Tensor, part: slice) -> Tensor:
+        """(B, N, C) to (B, P, C), both ends added; of some of the pairs."""
         batch, n, width = nodes.shape
         flat = nodes.reshape(batch * n, width)  # rows of a matrix are copied whole
         offset = torch.arange(0, batch * n, n, device=nodes.device).unsqueeze(-1)
-        first, second = (flat.index_select(0, (offset + end).flatten()) for end in (self.first, self.second))
+        first, second = (flat.index_select(0, (offset + end[part]).flatten()) for end in (self.first, self.second))
         return first.add_(second).view(batch, -1, width)
 
 
@@ -265,7 +271,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, nodes: Tensor, pairs: Pairs) -> Tensor:
         ctx.pairs = pairs
-        return pairs.sum(nodes)
+        return pairs.sum(nodes, slice(None))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -282,8 +288,9 @@ def square(edges: Tensor, pairs: Pairs) -> Tensor:
     return found
 
 
-def both_ends(nodes: Tensor, pairs: Pairs) -> Tensor:
-    found: Tensor = _Sum.apply(nodes, pairs)
+def both_ends(nodes: Tensor, pairs: Pairs, part: slice = slice(None)) -> Tensor:
+    """Of some of the pairs only without a gradient."""
+    found: Tensor = _Sum.apply(nodes, pairs) if nodes.requires_grad else pairs.sum(nodes, part)
     return found
 
 
