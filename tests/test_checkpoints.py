@@ -44,7 +44,7 @@ def test_a_copy_of_a_run(tmp_path: Path) -> None:
     fit(Toy(ToyConfig()), tmp_path / "linked", resume=True, progress=False)
     assert_same_run(tmp_path / "linked", tmp_path / "whole")
     assert load_checkpoint(tmp_path / "flat", "last").state["step"] == 7
-    with pytest.raises(CheckpointError, match="last is no link"):
+    with pytest.raises(CheckpointError, match="last is not a link"):
         fit(Toy(ToyConfig()), tmp_path / "flat", resume=True, progress=False)
 
 
@@ -72,13 +72,13 @@ def test_damaged_and_foreign_checkpoints(tmp_path: Path) -> None:
         path.write_bytes(bytes(data))
 
     for name in ("model.safetensors", "optimizer.pt", "config.toml"):
-        refused(name, cut, "truncated or foreign")
-        refused(name, flip, "damaged or foreign")
-        refused(name, lambda path: path.write_bytes(b""), "truncated or foreign, 0 bytes")
-        refused(name, lambda path: path.write_bytes(os.urandom(3000)), "truncated or foreign")
+        refused(name, cut, "truncated or replaced")
+        refused(name, flip, "damaged or replaced")
+        refused(name, lambda path: path.write_bytes(b""), "truncated or replaced, expected [0-9]+ bytes, got 0")
+        refused(name, lambda path: path.write_bytes(os.urandom(3000)), "truncated or replaced")
         refused(name, Path.unlink, "missing")
     other = {name: torch.zeros(7) for name in load_file(run / "last" / "model.safetensors")}
-    refused("model.safetensors", lambda path: save_file(other, path), "truncated or foreign")
+    refused("model.safetensors", lambda path: save_file(other, path), "truncated or replaced")
     refused("state.json", cut, "not JSON")
     refused("state.json", lambda path: path.write_text("[1]"), "expected an object")
     refused("state.json", lambda path: path.write_text('{"files": {}}'), "epoch is missing")
@@ -86,10 +86,10 @@ def test_damaged_and_foreign_checkpoints(tmp_path: Path) -> None:
     # With all files back, and all of it unharmed, the run goes on.
     fit(Toy(ToyConfig()), run, resume=True, progress=False)
 
-    with pytest.raises(CheckpointError, match="nowhere is no run"):
+    with pytest.raises(CheckpointError, match="nowhere is not a run"):
         load_checkpoint(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="which = 'first': expected 'best' or 'last'"):
         load_checkpoint(run, "first")
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(CheckpointError, match="its link leads nowhere"):
+    with pytest.raises(CheckpointError, match="a broken link"):
         load_checkpoint(run)

@@ -181,7 +181,7 @@ def test_what_does_not_fit_is_one_line_and_nothing_is_written(
         (["predict", str(subsets), str(scenes), "--out", str(out)], "expected an array features"),
         (["predict", str(paths), str(tmp_path / "narrow.npy"), "--out", str(out)], "narrow.npy"),
         (["predict", str(paths), str(tmp_path / "narrow.npz"), "--out", str(out)], "not a file of scenes"),
-        (["predict", str(tmp_path), str(scenes), "--out", str(out)], "is no run"),
+        (["predict", str(tmp_path), str(scenes), "--out", str(out)], "is not a run"),
         (["predict", str(subsets), str(tmp_path / "absent.npy"), "--out", str(out)], "no such file"),
         (["predict", str(subsets), str(tmp_path / "narrow.npy"), "--out", str(tmp_path / "picks.txt")], "picks.txt"),
         (["evaluate", str(subsets), "--source", str(tmp_path / "narrow.npz"), "--out", str(out)], "narrow.npz"),
@@ -215,7 +215,7 @@ WRONG = [None, True, 3, 1.5, "x", b"x", {}, object(), [], (), [None], ["a"], [[1
 def test_wrong_arguments_are_refused_by_name(subsets: Path, wrong: object) -> None:
     for name, call in (
         ("x|example|bag", lambda: cpl.load(subsets).select(wrong)),
-        ("run|no such|is no run", lambda: cpl.load(wrong)),  # type: ignore[arg-type]
+        ("run|no such|is not a run", lambda: cpl.load(wrong)),  # type: ignore[arg-type]
         ("device", lambda: cpl.Predictor(subsets, device=wrong)),  # type: ignore[arg-type]
     ):
         with pytest.raises(ValueError, match=name) as error:

@@ -20,17 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from torchcpl import train
-from torchcpl.checkpoints import read_history
+from torchcpl.checkpoints import CheckpointError, load_checkpoint, read_history
 from torchcpl.config import TrainConfig, from_toml, option, override
 from torchcpl.files import read_json
-from torchcpl.train import (
-    CheckpointError,
-    NonFiniteLoss,
-    device_of,
-    fit,
-    learning_rate,
-    load_checkpoint,
-)
+from torchcpl.train import NonFiniteLoss, device_of, fit, learning_rate
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 ROOT = str(Path(__file__).parents[1])
@@ -290,7 +283,7 @@ def test_ctrl_c_and_resume(tmp_path: Path, device: str, step: int) -> None:
     if step == 11:  # after the last step there is nothing left to stop
         fit(Toy(config, {step: interrupt}), run, progress=False)
     else:
-        with pytest.raises(KeyboardInterrupt, match=f"after step {step + 1} of 12; resume .*parts"):
+        with pytest.raises(KeyboardInterrupt, match=f"after step {step + 1} of 12; --resume continues .*parts"):
             fit(Toy(config, {step: interrupt}), run, progress=False)
         assert load_checkpoint(run, "last").state["step"] == step + 1
         assert (run / "best").exists() == (step >= 3)
@@ -362,7 +355,7 @@ def test_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
 def test_best_without_checkpoint_yet(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(Toy(ToyConfig(), {1: interrupt}), tmp_path / "run", progress=False)
-    with pytest.raises(CheckpointError, match="best: no such checkpoint, training stopped before there was one"):
+    with pytest.raises(CheckpointError, match="best: no such checkpoint, training stopped before the first one"):
         load_checkpoint(tmp_path / "run")
 
 
@@ -397,7 +390,7 @@ def test_not_finite_says_where(tmp_path: Path, device: str, fault: str, message:
     run = tmp_path / "run"
     with pytest.raises(NonFiniteLoss, match=message) as error:
         fit(Toy(ToyConfig(device=device), {6: lambda: fault}), run, progress=False)
-    assert f"{run / 'last'} is good" in str(error.value)
+    assert f"{run / 'last'} is finite" in str(error.value)
     checkpoint = load_checkpoint(run, "last")
     assert checkpoint.state["step"] == 4
     assert all(bool(tensor.isfinite().all()) for tensor in checkpoint.weights.values())

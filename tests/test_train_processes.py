@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from test_train import ROOT, Toy, ToyConfig, assert_same_run, plain_loop, weights_of
 
-from torchcpl.checkpoints import read_history
-from torchcpl.train import fit, load_checkpoint
+from torchcpl.checkpoints import load_checkpoint, read_history
+from torchcpl.train import fit
 
 
 def spawn(code: str, *arguments: str | Path) -> subprocess.Popen[str]:

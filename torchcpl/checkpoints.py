@@ -1,18 +1,18 @@
-"""The folder a training run leaves, and the checkpoints in it.
+"""The folder of a training run, and the checkpoints in it.
 
 A run is a folder::
 
     config.toml     what ran
     info.json       command, commit, device, versions, seed
     history.jsonl   a line per validation: epoch, step, seconds, metrics, lr, loss, losses
-    tensorboard/    the same as curves
-    lock            while a process trains: which one
-    best, last      links to the two checkpoints that count
+    tensorboard/    the same for TensorBoard
+    lock            the process that is training, if any
+    best, last      symbolic links to two checkpoints
     checkpoints/    best-00000040/, last-00000060/: model.safetensors, config.toml, state.json (last: optimizer.pt)
 
-A checkpoint is written into a folder of its own and counts from the moment its link is replaced, by one rename:
-killed at any instant, a run has the old checkpoint or the new one, whole. ``last`` is replaced after all else, and
-resuming puts all else (best, history) back to where ``last`` was.
+A checkpoint is written into a folder of its own, then its link is replaced by one rename: whenever the process is
+killed, the run has the old checkpoint or the new one, complete. ``last`` is replaced last, and resuming rolls ``best``
+and the history back to it.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ LOCK = "lock"
 
 
 class CheckpointError(ValueError):
-    """A run or a checkpoint that cannot be used; the message names the file and the reason."""
+    """A run or checkpoint that cannot be used; the message names the file and the reason."""
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint as read: the TOML file it was trained with, the weights, and what state.json says."""
+    """A checkpoint as read: its TOML file, its weights, and the contents of state.json."""
 
     config: Path
     weights: dict[str, Tensor]
@@ -65,7 +65,7 @@ class Checkpoint(NamedTuple):
 
 
 def read_info(run: str | Path) -> dict[str, Any]:
-    """What `run_info` said when a run began."""
+    """The `run_info` of a run, written when it began."""
     path = Path(run) / "info.json"
     info: dict[str, Any] = read_json(path)
     _check(info, {"device": str}, str(path))
@@ -94,7 +94,7 @@ def _check(value: Any, kind: Any, where: str) -> None:
 
 
 def load_checkpoint(run: str | Path, which: str = "best") -> Checkpoint:
-    """The ``best`` or the ``last`` checkpoint of a run, each file checked against the hash noted on writing."""
+    """The ``best`` or the ``last`` checkpoint of a run, each file verified by its hash."""
     with extra():
         from safetensors.torch import load
 
@@ -102,24 +102,24 @@ def load_checkpoint(run: str | Path, which: str = "best") -> Checkpoint:
     data = _contents(config.parent, state, "model.safetensors")
     try:
         return Checkpoint(config, load(data), state)
-    except Exception as error:  # safetensors' own, or of a header that names no type of torch's
+    except Exception as error:  # safetensors' own, or of a header with an unknown dtype
         raise CheckpointError(f"{config.with_name('model.safetensors')}: not safetensors: {error}") from None
 
 
 def read_state(run: str | Path, which: str = "best") -> tuple[Path, dict[str, Any]]:
-    """The TOML file and the state of a checkpoint, without its weights: an archived run may have lost them."""
+    """The TOML file and the state of a checkpoint without its weights, which an archived run may lack."""
     folder, state = _open(Path(run), which)
     _contents(folder, state, "config.toml")
     return folder / "config.toml", state
 
 
 def read_training(run: Path) -> dict[str, Any]:
-    """The optimiser's and the loop's own state in the last checkpoint."""
+    """The state of the optimiser and the loop in the last checkpoint."""
     data, path = _contents(*_open(run, "last"), "optimizer.pt"), run / "last" / "optimizer.pt"
     try:
         training = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever pickle and zipfile raise
-        raise CheckpointError(f"{path}: not what torch.save wrote: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # pickle and zipfile raise many types
+        raise CheckpointError(f"{path}: not readable by torch.load: {str(error).splitlines()[0]}") from None
     names = {"optimizer", "weights", "random", "terms", "totals", "count"}
     if not isinstance(training, dict) or training.keys() != names:
         raise CheckpointError(f"{path}: expected {', '.join(sorted(names))}")
@@ -127,7 +127,7 @@ def read_training(run: Path) -> dict[str, Any]:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Load weights that must fit the model name for name and shape for shape; ``source`` names them in errors."""
+    """Load weights whose names and shapes must match the model's; ``source`` names them in errors."""
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     wrong = [
@@ -145,7 +145,7 @@ def read_history(run: str | Path) -> list[dict[str, Any]]:
     """The validations of a run so far, one record each."""
     path = Path(run) / "history.jsonl"
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []  # the last was cut short
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []  # without an unfinished line
         records = [json.loads(line) for line in lines]
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a record a line: {error}") from None
@@ -156,9 +156,9 @@ def read_history(run: str | Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Keep every other process from training in the folder ``run``; CheckpointError where one does already.
+    """Hold the lock of the folder ``run``; CheckpointError where another process does.
 
-    The system lets go of the lock when its holder ends, however it ends: what a kill leaves behind blocks nobody.
+    The operating system releases the lock when its holder ends, so a file left behind by a killed one blocks nobody.
     """
     made = [folder for folder in (run, *run.parents) if not folder.exists()]
     try:
@@ -172,14 +172,14 @@ def locked(run: Path) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         file.close()
-        with contextlib.suppress(OSError):  # of a run that could not begin, nothing is left
+        with contextlib.suppress(OSError):  # remove the folders of a run that could not begin
             for folder in made:
                 folder.rmdir()
 
 
 def _lock(path: Path) -> IO[str]:
     while True:
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 -- held for as long as the run is
+        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 -- stays open while the lock is held
         if sys.platform == "win32":
             return file
         try:
@@ -193,7 +193,7 @@ def _lock(path: Path) -> IO[str]:
             return file
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
             break
-        file.close()  # the one who held it has just removed it
+        file.close()  # its holder has just removed it
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()}")
     file.flush()
@@ -201,17 +201,17 @@ def _lock(path: Path) -> IO[str]:
 
 
 def open_run(run: Path, config: TrainConfig, resume: bool) -> dict[str, Any] | None:
-    """The state to go on from, None to start at the beginning; CheckpointError where neither may be. Writes nothing."""
+    """The state to resume from, None to start anew; CheckpointError where neither is possible. Writes nothing."""
     names = sorted(path.name for path in run.iterdir()) if run.exists() else []
     names = [name for name in names if name != LOCK and not name.endswith(".tmp")]
     if not names:
         return None
     if not resume:
         raise CheckpointError(
-            f"{run} is not empty (it has {', '.join(names[:4])}): --resume goes on with it, --run names another"
+            f"{run} is not empty (it has {', '.join(names[:4])}): --resume continues it, --run names another"
         )
     if "config.toml" not in names:
-        raise CheckpointError(f"{run} has no config.toml: it is no run to resume")
+        raise CheckpointError(f"{run} is not a run: it has no config.toml")
     old = read_toml(run / "config.toml")
     new = parse_toml(to_toml(config), "config")
     differing = [name for name in new | old if name not in old or name not in new or old[name] != new[name]]
@@ -221,13 +221,13 @@ def open_run(run: Path, config: TrainConfig, resume: bool) -> dict[str, Any] | N
     if not os.path.lexists(run / "last"):
         return None  # stopped before its first checkpoint
     if not (run / "last").is_symlink():
-        raise CheckpointError(f"{run / 'last'} is no link: to resume a copied run, copy it with its links (cp -a)")
+        raise CheckpointError(f"{run / 'last'} is not a link: to resume a copied run, copy it with its links (cp -a)")
     state = _open(run, "last")[1]
     return {name: value for name, value in state.items() if name != "files"}
 
 
 def prepare_run(run: Path, config: TrainConfig, state: dict[str, Any] | None, device: torch.device) -> None:
-    """Make the run's folder, or put it back to where its last checkpoint was."""
+    """Make the run's folder, or roll it back to its last checkpoint."""
     if state is None:
         write_atomic(run / "config.toml", to_toml(config).encode())
         write_json(run / "info.json", run_info(seeds=[config.seed], device=device))
@@ -248,7 +248,7 @@ def write_checkpoint(
     state: dict[str, Any],
     training: dict[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint and then make it the run's ``best`` or ``last``."""
+    """Write a checkpoint, then link the run's ``best`` or ``last`` to it."""
     with extra():
         from safetensors.torch import save
 
@@ -268,7 +268,7 @@ def write_checkpoint(
             with named(folder / name):
                 write_synced(folder / name, data)
     except OSError:
-        shutil.rmtree(folder)  # room for what is left to write
+        shutil.rmtree(folder)  # the disk may be full
         raise
     sync_folder(folder)
     sync_folder(folder.parent)
@@ -284,7 +284,7 @@ def sweep_checkpoints(run: Path) -> None:
 
 
 def _point(run: Path, name: str) -> None:
-    """Link ``best`` or ``last``, as the name begins, to a checkpoint."""
+    """Link ``best`` or ``last``, the first part of ``name``, to a checkpoint."""
     which = name.partition("-")[0]
     temporary = run / f".{which}.tmp"
     temporary.unlink(missing_ok=True)
@@ -299,9 +299,9 @@ def _open(run: Path, which: str) -> tuple[Path, dict[str, Any]]:
         raise ValueError(f"which = {which!r}: expected 'best' or 'last'")
     folder = run / which
     if not (run / "config.toml").is_file():
-        raise CheckpointError(f"{run} is no run: it has no config.toml")
+        raise CheckpointError(f"{run} is not a run: it has no config.toml")
     if not folder.is_dir():
-        lost = "its link leads nowhere" if os.path.lexists(folder) else "training stopped before there was one"
+        lost = "a broken link" if os.path.lexists(folder) else "training stopped before the first one"
         raise CheckpointError(f"{folder}: no such checkpoint, {lost}")
     try:
         state = read_json(folder / "state.json")
@@ -312,13 +312,13 @@ def _open(run: Path, which: str) -> tuple[Path, dict[str, Any]]:
 
 
 def _contents(folder: Path, state: dict[str, Any], name: str) -> bytes:
-    """A checkpoint's file, which must be the one its state notes."""
+    """A checkpoint's file, verified against the size and hash in its state."""
     path, noted = folder / name, state["files"].get(name)
     if noted is None or not path.is_file():
         raise CheckpointError(f"{path}: missing from the checkpoint")
     data = path.read_bytes()
     if len(data) != noted["bytes"]:
-        raise CheckpointError(f"{path}: truncated or foreign, {len(data)} bytes where {noted['bytes']} were written")
+        raise CheckpointError(f"{path}: truncated or replaced, expected {noted['bytes']} bytes, got {len(data)}")
     if hashlib.sha256(data).hexdigest() != noted["sha256"]:
-        raise CheckpointError(f"{path}: damaged or foreign, its sha256 is not that of the file that was written")
+        raise CheckpointError(f"{path}: damaged or replaced, its sha256 does not match state.json")
     return data

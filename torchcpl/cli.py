@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields
 from pathlib import Path
@@ -34,7 +32,7 @@ from torchcpl.tasks.registry import TASKS, benchmark_of
 from torchcpl.tasks.runs import complete, plan, read_recipe, recipes
 from torchcpl.tasks.timing import PRECISIONS
 from torchcpl.tasks.toy import toy_table
-from torchcpl.train import NonFiniteLoss, device_of, fit
+from torchcpl.train import NonFiniteLoss, device_of, fit, on_signals
 from torchcpl.vectors import check_out, read_vectors, write_picks
 
 EXPECTED = (ValueError, NonFiniteLoss, ImportError, OSError)  # what a user can cause; anything else is a bug of ours
@@ -48,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 0, 2 after an error, 130 after Ctrl-C or SIGTERM."""
     options = _parser().parse_args(argv)
     try:
-        with _terminable():
+        with on_signals(signal.default_int_handler, signal.SIGTERM):  # sent by clusters to stop a job
             options.verb(options)
     except KeyboardInterrupt as stop:
         _complain(f"stopped{f': {stop}' if str(stop) else ''}")
@@ -62,19 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(f"error: {said}")
         return 2
     return 0
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM, with which clusters stop a job, is as Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main one only
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _out_of_memory(error: Exception, options: argparse.Namespace) -> str | None:

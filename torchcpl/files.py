@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, read with errors that name them; packages that may be missing."""
+"""Atomic writes, reading with errors that name the file, optional packages, progress bars."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torchcpl.checks import short
 T = TypeVar("T")
 NUMBER = (int, float)
 _WORDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
-_WORDS |= {int: "a whole number", float: "a number"}
+_WORDS |= {int: "an integer of at least 0", float: "a number"}
 
 
 @contextlib.contextmanager
 def extra(name: str = "tasks") -> Iterator[None]:
-    """Around imports of packages that come with the extra ``name``: says how to get a missing one."""
+    """Around imports of packages of the extra ``name``: the ImportError says how to install them."""
     try:
         yield
     except ImportError as error:
@@ -30,7 +30,7 @@ def extra(name: str = "tasks") -> Iterator[None]:
 
 
 def write_atomic(path: str | Path, data: bytes) -> None:
-    """Write a file such that, whatever happens, ``path`` holds its old contents or the new, never a part."""
+    """Write a file atomically: whatever happens, ``path`` has its old contents or the new, never a part."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
@@ -45,7 +45,7 @@ def write_atomic(path: str | Path, data: bytes) -> None:
 
 
 def write_synced(path: Path, data: bytes, mode: str = "wb") -> None:
-    """Write a file, or append to it with mode ``ab``, and wait until it is on the disk."""
+    """Write a file, or append to it with mode ``ab``, and fsync."""
     with open(path, mode) as file:
         file.write(data)
         file.flush()
@@ -54,7 +54,7 @@ def write_synced(path: Path, data: bytes, mode: str = "wb") -> None:
 
 @contextlib.contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Around writes: the system does not say which file it was that the disk had no room for."""
+    """Around writes: put the path into an OSError that lacks it, such as ENOSPC."""
     try:
         yield
     except OSError as error:
@@ -64,8 +64,8 @@ def named(path: Path) -> Iterator[None]:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until a folder's entries (names made, moved or removed in it) are on the disk."""
-    if os.name == "nt":  # Windows opens no folders
+    """Fsync a folder, whose entries were made, moved or removed."""
+    if os.name == "nt":  # Windows cannot open folders
         return
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -75,7 +75,7 @@ def sync_folder(path: Path) -> None:
 
 
 def write_json(path: str | Path, obj: Any) -> None:
-    """Write ``obj`` as indented JSON, atomically. NaN and infinities, which JSON has not, are refused."""
+    """Write ``obj`` as indented JSON, atomically. NaN and infinities, which JSON lacks, are refused."""
     try:
         text = json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -84,7 +84,7 @@ def write_json(path: str | Path, obj: Any) -> None:
 
 
 def read_json(path: str | Path) -> Any:
-    """The contents of a JSON file; a ValueError that names the file where it is missing or is not JSON."""
+    """The contents of a JSON file; ValueErrors name the file."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -94,10 +94,10 @@ def read_json(path: str | Path) -> Any:
 
 
 def check_json(value: Any, kind: Any, where: str) -> None:
-    """Raise unless parsed JSON is as ``kind`` says, its whole numbers at least 0 and none of 2⁶³ or more.
+    """Raise unless parsed JSON matches the schema ``kind``, with integers at least 0 and no number of 2⁶³ or more.
 
-    A kind is a type; a tuple of kinds, one of which is meant; ``[kind]``, a list; ``{name: kind}``, an object, in which
-    a name with ``?`` behind it may be missing; ``{str: kind}``, an object with any names.
+    A schema is a type; a tuple of alternatives; ``[kind]``, a list; ``{name: kind}``, an object, with ``?`` after the
+    name of an optional member; ``{str: kind}``, an object with any names.
     """
     kinds = {one if isinstance(one, type) else type(one): one for one in (kind if isinstance(kind, tuple) else [kind])}
     found = type(value)
@@ -115,11 +115,11 @@ def check_json(value: Any, kind: Any, where: str) -> None:
             elif key == name:
                 raise ValueError(f"{where}: {key} is missing")
     elif (kind is int and value < 0) or (kind in NUMBER and not abs(value) < 2**63):
-        raise ValueError(f"{where}: expected a number that makes sense, got {short(value)}")
+        raise ValueError(f"{where}: expected {_WORDS[kind]} below 2**63, got {short(value)}")
 
 
 def read_npz(path: str | Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an ``.npz`` file, or that of an ``.npy`` as ``array``; a ValueError where it is neither."""
+    """The arrays of an ``.npz`` file, or that of an ``.npy`` as ``array``; ValueErrors name the file."""
     try:
         archive = np.load(path, allow_pickle=False)
         if isinstance(archive, np.ndarray):
@@ -128,19 +128,19 @@ def read_npz(path: str | Path) -> dict[str, NDArray[Any]]:
             return dict(archive.items())
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file") from None
-    except Exception as error:  # numpy and zipfile have many errors for a foreign or damaged file
+    except Exception as error:  # numpy and zipfile raise many types for a damaged file
         raise ValueError(f"{path}: not a readable .npz of plain arrays: {error or type(error).__name__}") from error
 
 
 def stamp(*paths: str | Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Another one as soon as a file, or a file in a folder, is another: for what is kept in memory of files."""
+    """A cache key of files: inode, size and modification time of each, and of the files in each folder."""
     files = [file for path in map(Path, paths) for file in (sorted(path.glob("*")) if path.is_dir() else [path])]
     found = [(file, file.stat()) for file in files if file.is_file()]
     return tuple((str(file), status.st_ino, status.st_size, status.st_mtime_ns) for file, status in found)
 
 
 def track(items: Sequence[T], title: str, shown: bool = True) -> Iterable[T]:
-    """The items, with a progress bar where it is ``shown``."""
+    """The items, with a progress bar if ``shown``."""
     if not shown:
         return items
     with extra():

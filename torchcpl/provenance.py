@@ -1,4 +1,4 @@
-"""What a number needs beside it: the command, commit, device and versions that made it."""
+"""The provenance of a result: command, commit, device and versions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import torch
 
 
 def run_info(*, seeds: Sequence[int] = (), device: torch.device | str | None = None) -> dict[str, Any]:
-    """What a number needs beside it: ``command``, ``commit``, ``dirty``, ``device``, ``versions``, ``seeds``.
+    """The provenance of a result: ``command``, ``commit``, ``dirty``, ``device``, ``versions``, ``seeds``.
 
     ``commit`` is ``$TORCHCPL_COMMIT``, for a copy of the source without its history, or that of the checkout the
-    package runs from (None outside one), ``dirty`` whether its files differ from that. ``device`` is the one named,
-    else CUDA where there is one.
+    package runs from (None outside one), ``dirty`` whether its files differ from it. ``device`` defaults to CUDA where
+    available.
     """
     named = os.environ.get("TORCHCPL_COMMIT")
     ours = not named and _git("ls-files", "--error-unmatch", Path(__file__).name)
@@ -35,7 +35,7 @@ def run_info(*, seeds: Sequence[int] = (), device: torch.device | str | None = N
 
 
 def device_name(device: torch.device | str | None = None) -> str:
-    """The device in words, e.g. ``NVIDIA H200`` or a CPU's model and number of threads."""
+    """The device's name, e.g. ``NVIDIA H200``, or a CPU's model and number of threads."""
     kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if kind.type == "cuda":
         return torch.cuda.get_device_name(kind)
@@ -47,7 +47,7 @@ def device_name(device: torch.device | str | None = None) -> str:
 
 
 def _command() -> str:
-    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of a module that was run by its name
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # set under python -m
     name = f"python -m {spec.name.removesuffix('.__main__')}" if spec else Path(sys.argv[0]).name
     return f"{name} {shlex.join(sys.argv[1:])}".strip()
 
@@ -59,7 +59,7 @@ def _versions() -> dict[str, str]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    # The distribution's metadata leaves out the build (+cpu, +cu126).
+    # The metadata lacks the build (+cpu, +cu126).
     return versions | {"torch": str(torch.__version__)}
 
 

@@ -1,8 +1,7 @@
-"""One training loop for every task and method, on Lightning Fabric; `torchcpl.checkpoints` says what a run leaves.
+"""One training loop for every task and method, on Lightning Fabric; `torchcpl.checkpoints` describes a run's folder.
 
-Between checkpoints a run is a function of its configuration and the step number: batches are drawn by number, the
-schedule is computed from it, and the checkpoint holds the rest (weights, average, optimiser, random state). So a
-resumed run ends with the weights of an uninterrupted one.
+Batches and learning rate are functions of the configuration and the step number, and the checkpoint holds the rest
+(weights, EMA, optimiser, random state): a resumed run ends with the weights of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from torchcpl.checkpoints import (
-    Checkpoint,
     CheckpointError,
     load_checkpoint,
     load_weights,
@@ -41,20 +39,8 @@ from torchcpl.inference import WARM_UPS, Captured, leaves
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointError",
-    "NonFiniteLoss",
-    "Task",
-    "device_of",
-    "fit",
-    "learning_rate",
-    "load_checkpoint",
-    "load_weights",
-]
-
 _NEVER = torch.iinfo(torch.int64).max
-_GLANCE = 20  # steps between looks at the loss on CUDA, as each look waits for the device
+_READ_EVERY = 20  # steps between readings of the loss on CUDA, each of which waits for the device
 
 
 class NonFiniteLoss(RuntimeError):
@@ -62,14 +48,14 @@ class NonFiniteLoss(RuntimeError):
 
 
 class Task(Protocol):
-    """What the loop knows of a task."""
+    """What the training loop needs of a task."""
 
     @property
     def config(self) -> TrainConfig: ...
 
     @property
     def metric(self) -> str:
-        """The validation metric that picks the best checkpoint."""
+        """The validation metric that selects the best checkpoint."""
 
     @property
     def higher_is_better(self) -> bool: ...
@@ -79,10 +65,10 @@ class Task(Protocol):
 
     @property
     def capturable(self) -> bool:
-        """Whether a training step never asks the device for a value, so that a CUDA graph can hold it."""
+        """Whether a training step reads nothing back from the device, so that a CUDA graph can capture it."""
 
     def build(self) -> nn.Module:
-        """The model: ``model(batch)`` is a dict of scalar losses, of which ``"loss"`` is minimised."""
+        """The model: ``model(batch)`` returns a dict of scalar losses, of which ``"loss"`` is minimised."""
 
     def batch(self, step: int) -> Any:
         """Training batch number ``step`` on `device_of` the config: a function of ``(config.seed, step)`` alone."""
@@ -92,16 +78,16 @@ class Task(Protocol):
 
 
 def device_of(config: TrainConfig) -> torch.device:
-    """The device a configuration trains on; under DDP each process has its own."""
+    """The device of a configuration; under DDP each process has its own."""
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device = 'cuda': torch finds no CUDA device here, expected 'cpu' or 'auto'")
+        raise ValueError("device = 'cuda': torch finds no CUDA device, expected 'cpu' or 'auto'")
     if config.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
 
 
 def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
-    """The rate at a step: a linear rise over ``warmup * steps``, then constant or half a cosine down to zero."""
+    """The learning rate at a step: linear warmup over ``warmup * steps``, then constant or a cosine decay to zero."""
     warmup = round(config.warmup * steps)
     if step < warmup:
         return config.lr * (step + 1) / warmup
@@ -113,10 +99,10 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
 def fit(task: Task, run: str | Path, *, resume: bool = False, progress: bool = True) -> dict[str, Any]:
     """Train a task's model in the folder ``run`` and return the final state: step, seconds, metrics, best, ...
 
-    With ``resume`` an unfinished run goes on from its last checkpoint, to the same weights as if it had never
+    With ``resume`` an unfinished run continues from its last checkpoint, to the same weights as if it had never
     stopped; a finished one returns its state. Ctrl-C and SIGTERM end the current step, save, and raise
-    KeyboardInterrupt; a second one stops at once. Another process that trains in ``run`` is a CheckpointError. With
-    ``config.devices > 1`` Fabric starts the running script once more for each further device, unless torchrun has; the
+    KeyboardInterrupt; a second one stops at once. CheckpointError if another process trains in ``run``. With
+    ``config.devices > 1`` Fabric starts the script once more for each further device, unless torchrun has; the
     process of rank r takes ``task.batch(step * processes + r)``.
     """
     with extra():
@@ -124,12 +110,12 @@ def fit(task: Task, run: str | Path, *, resume: bool = False, progress: bool = T
     run, config, device = Path(run), task.config, device_of(task.config)
     there = torch.cuda.device_count() if device.type == "cuda" else os.cpu_count() or 1
     if config.devices > there:
-        raise ValueError(f"devices = {config.devices}: expected at most {there}, as many as there are here")
+        raise ValueError(f"devices = {config.devices}: expected at most {there}, the number of devices here")
     automatic = "bf16-mixed" if device.type == "cuda" else "32-true"
     precision: Any = automatic if config.precision == "auto" else config.precision
-    # torchrun has started the processes, on as many hosts as it was told to.
+    # Under torchrun the processes are already running, on one host or several.
     hosts = int(os.environ["WORLD_SIZE"]) // config.devices if "TORCHELASTIC_RUN_ID" in os.environ else 1
-    # A method may leave parameters without a gradient, which plain "ddp" refuses.
+    # A method may leave parameters without gradients, which plain "ddp" refuses.
     strategy = "ddp_find_unused_parameters_true" if config.devices * hosts > 1 else "auto"
     with _numerics(config, device), _interruptible() as interrupted, contextlib.ExitStack() as held:
         fabric = Fabric(
@@ -142,13 +128,13 @@ def fit(task: Task, run: str | Path, *, resume: bool = False, progress: bool = T
                 held.enter_context(locked(run))
             except CheckpointError as error:
                 refused = str(error)
-        if refused := fabric.broadcast(refused):  # every process ends, none waits for the first
+        if refused := fabric.broadcast(refused):  # every process raises, or the others would wait for the first
             raise CheckpointError(refused)
         state = open_run(run, config, resume)
         if state and not state["finished"] and state["device"] != device.type:
             raise CheckpointError(f"{run} was trained on {state['device']}: it cannot be resumed on {device.type}")
-        fabric.barrier()  # every process has looked before the first one writes
-        if not (state and state["finished"]):  # before anything is written: a model that cannot be built leaves nothing
+        fabric.barrier()  # every process has read the folder before the first one writes
+        if not (state and state["finished"]):  # before writing: a model that cannot be built leaves no folder
             loop = _Loop(fabric, task, run, state)
         if fabric.is_global_zero:
             prepare_run(run, config, state, device)
@@ -168,13 +154,13 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
     yield from model.buffers()
 
 
-def _frame(parts: dict[str, Any]) -> dict[str, Any]:
-    """What a captured graph takes for granted of its inputs: shapes and types of tensors, and all else."""
+def _signature(parts: dict[str, Any]) -> dict[str, Any]:
+    """What a captured graph assumes of its inputs: shapes and dtypes of tensors, and the values of all else."""
     return {name: (part.shape, part.dtype) if isinstance(part, Tensor) else part for name, part in parts.items()}
 
 
 class _Losses(nn.Module):
-    """The module Fabric wraps. The batch comes in a closure, or Fabric would copy and cast what is in it."""
+    """The module Fabric wraps. The batch comes in a closure, or Fabric would copy and cast its tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -185,7 +171,7 @@ class _Losses(nn.Module):
 
 
 class _Loop:
-    """The state of a training run, and what one step, validation and checkpoint do to it."""
+    """The state of a training run, with its steps, validations and checkpoints."""
 
     def __init__(self, fabric: Fabric, task: Task, run: Path, state: dict[str, Any] | None) -> None:
         self.fabric, self.task, self.run, self.config = fabric, task, run, (config := task.config)
@@ -198,7 +184,7 @@ class _Loop:
             self.model.compile()
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         cuda = fabric.device.type == "cuda"
-        self.rate = torch.zeros((), device=fabric.device) if cuda else None  # where a captured step reads it
+        self.rate = torch.zeros((), device=fabric.device) if cuda else None  # read by the captured step
         self.optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer](
             self.parameters.values(),
             lr=config.lr,
@@ -212,7 +198,7 @@ class _Loop:
         self.zero = torch.zeros((), device=fabric.device)
         self.terms: list[str] = []  # the names of the losses, known after the first step
         self.totals = self.zero
-        self.seen: list[Tensor] = []  # of each step since the last check, its losses and its gradients' norms (K + P,)
+        self.seen: list[Tensor] = []  # losses and gradient norms (K + P,) of each step since the last check
         self.done, self.count, self.seconds, self.peak = 0, 0, 0.0, 0.0
         self.metrics: dict[str, float | None] = {}
         self.best: dict[str, Any] | None = None
@@ -232,18 +218,18 @@ class _Loop:
             finished = self.done == self.steps
             validating = finished or self.done % (config.validate_every * self.task.steps_per_epoch) == 0
             stop = bool(interrupted) and fabric.world_size == 1
-            if validating or stop or not cuda or self.done % _GLANCE == 0:
+            if validating or stop or not cuda or self.done % _READ_EVERY == 0:
                 self._check()
                 stop = bool(self._reduce(torch.tensor(float(bool(interrupted)), device=fabric.device), "max"))
                 loss = float(self.totals[self.terms.index("loss")]) / self.count
-                journal.glance(self.done, loss, (self.done - self.start) / (time.monotonic() - self.clock))
+                journal.progress_to(self.done, loss, (self.done - self.start) / (time.monotonic() - self.clock))
             if validating:
                 journal.validation(self._validate(), self.best)
             stale = time.monotonic() - self.saved >= config.checkpoint_seconds
             if stop or (validating and fabric.broadcast(finished or stale)):
                 state = self._save()
             if stop and not finished:
-                raise KeyboardInterrupt(f"stopped after step {self.done} of {self.steps}; resume {self.run} to go on")
+                raise KeyboardInterrupt(f"after step {self.done} of {self.steps}; --resume continues {self.run}")
         return state
 
     def _step(self, step: int) -> None:
@@ -256,7 +242,7 @@ class _Loop:
             self.captured = Captured(self._update, batch)
         try:
             seen = self._replay(batch)  # (K + P,)
-        except ValueError as error:  # a NaN that the model itself came upon
+        except ValueError as error:  # a NaN found by the model's own checks
             raise ValueError(f"{self._when(step)}: {error}") from error
         if self.config.ema:
             self._average(step)
@@ -265,7 +251,7 @@ class _Loop:
         self.seen.append(seen)
 
     def _update(self, batch: Any) -> Tensor:
-        """Forward, backward and the optimiser's step; the losses and the gradients' norms (K + P,)."""
+        """Forward, backward and optimiser step; the losses and gradient norms (K + P,)."""
         losses: dict[str, Tensor] = self.module(lambda: batch)
         if not self.terms:
             self._watch(list(losses))
@@ -280,9 +266,9 @@ class _Loop:
         return torch.stack([*values, *norms])
 
     def _replay(self, batch: Any) -> Tensor:
-        """``_update``, where there is one by its captured graph: one launch in place of hundreds."""
+        """``_update``, by its captured graph where there is one: one launch instead of hundreds."""
         given = dict(leaves(batch))
-        if self.captured is None or _frame(given) != _frame(self.captured.leaves):
+        if self.captured is None or _signature(given) != _signature(self.captured.leaves):
             return self._update(batch)
         return cast(Tensor, self.captured(given)).clone()
 
@@ -295,9 +281,9 @@ class _Loop:
 
     @torch.no_grad()
     def _average(self, step: int) -> None:
-        # A young average forgets faster, or for 1 / (1 - ema) steps it would be made of the initial weights.
+        # A smaller decay at first, or for 1 / (1 - ema) steps the initial weights would dominate.
         decay = min(self.config.ema, (1 + step) / (10 + step))
-        # The statistics of normalisation layers as well: those of the latest weights do not suit the average.
+        # The statistics of normalisation layers too: those of the latest weights do not suit the average.
         pairs = list(zip(_tensors(self.average), _tensors(self.model), strict=True))
         mine, theirs = zip(*(pair for pair in pairs if pair[0].is_floating_point()), strict=True)
         torch._foreach_lerp_(mine, theirs, 1 - decay)
@@ -310,7 +296,7 @@ class _Loop:
         return cast(Tensor, self.fabric.all_reduce(tensor, reduce_op=op))
 
     def _gather(self, tensor: Tensor) -> Tensor:
-        """The tensor of every process, on the CPU."""
+        """The tensors of all processes, stacked, on the CPU."""
         parts = [tensor.to(self.fabric.device)]
         if self.fabric.world_size > 1:
             parts = [torch.empty_like(parts[0]) for _ in range(self.fabric.world_size)]
@@ -335,14 +321,14 @@ class _Loop:
         found += (
             [f"parameter {weights[0]} ({len(weights)} of {len(finite)}) after step {self.done - 1}"] if weights else []
         )
-        kept = f"{self.run / 'last'} is good" if (self.run / "last").exists() else "there is no checkpoint yet"
+        kept = f"{self.run / 'last'} is finite" if (self.run / "last").exists() else "there is no checkpoint yet"
         raise NonFiniteLoss(f"not finite in {self._when(first)}: {'; '.join(found)}; {kept}")
 
     def _when(self, step: int) -> str:
         return f"epoch {step // self.task.steps_per_epoch + 1}, step {step} (from 0)"
 
     def _validate(self) -> dict[str, Any]:
-        """Metrics and mean losses, as a line of the history; notes the best so far."""
+        """Metrics and mean losses, as a record of the history; updates the best so far."""
         self.average.eval()
         with torch.no_grad():
             metrics = {name: float(value) for name, value in self.task.validate(self.average).items()}
@@ -367,7 +353,7 @@ class _Loop:
         return shared | {"lr": lr, "loss": losses["loss"], "losses": losses}
 
     def _state(self) -> dict[str, Any]:
-        """What state.json holds and `fit` returns."""
+        """The contents of state.json, which `fit` returns."""
         if self.fabric.device.type == "cuda":
             self.peak = max(self.peak, torch.cuda.max_memory_allocated(self.fabric.device) / 2**20)
         return {
@@ -412,7 +398,7 @@ class _Loop:
             write_checkpoint(self.run, "best", self.config, *unsaved)
 
     def _restore(self) -> None:
-        """Be as the loop was that wrote the last checkpoint."""
+        """Restore the state of the last checkpoint."""
         _, weights, state = load_checkpoint(self.run, "last")
         training = read_training(self.run)
         load_weights(self.average, weights, str(self.run / "last"))
@@ -423,7 +409,8 @@ class _Loop:
         try:
             self._restore_training(training)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{self.run / 'last' / 'optimizer.pt'}: of another model or run: {error}") from error
+            path = self.run / "last" / "optimizer.pt"
+            raise CheckpointError(f"{path}: does not fit this model and optimiser: {error}") from error
 
     def _restore_training(self, training: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(training["optimizer"])
@@ -431,7 +418,7 @@ class _Loop:
         self.totals.copy_(training["totals"][self.fabric.global_rank])
         self.count = training["count"]
         random, cpu = training["random"][self.fabric.global_rank], torch.get_rng_state().numel()
-        torch.set_rng_state(random[:cpu].clone())  # torch reads a view from where its storage begins
+        torch.set_rng_state(random[:cpu].clone())  # torch ignores the storage offset of a view
         if self.fabric.device.type == "cuda":
             torch.cuda.set_rng_state(random[cpu:].clone(), self.fabric.device)
 
@@ -447,7 +434,7 @@ class _Journal:
         self.task, self.epochs = task, task.config.epochs
         columns = [TextColumn("{task.description}"), BarColumn(20), TimeRemainingColumn()]
         columns += [TextColumn(f"{{task.fields[{name}]}}") for name in ("epoch", "loss", "value", "speed")]
-        console = Console(stderr=True)  # what is printed may be JSON; and a log file wants no bar
+        console = Console(stderr=True)  # stdout may carry JSON
         self.progress = Progress(*columns, console=console, disable=not (main and progress and console.is_interactive))
         blank: dict[str, Any] = dict.fromkeys(("epoch", "loss", "value", "speed"), "")
         self.bar = self.progress.add_task(run.name, total=self.epochs * task.steps_per_epoch, completed=done, **blank)
@@ -464,7 +451,7 @@ class _Journal:
             with named(self.history.with_name("tensorboard")):
                 self.logs.close()
 
-    def glance(self, done: int, loss: float, speed: float) -> None:
+    def progress_to(self, done: int, loss: float, speed: float) -> None:
         """Move the bar to ``done`` steps; ``loss`` is the mean since the last validation."""
         epoch = f"{math.ceil(done / self.task.steps_per_epoch)}/{self.epochs}"
         self.speed = speed
@@ -473,7 +460,7 @@ class _Journal:
         )
 
     def validation(self, record: dict[str, Any], best: dict[str, Any] | None) -> None:
-        """Note a validation."""
+        """Record a validation."""
         name, value = self.task.metric, record["metrics"][self.task.metric]
         text = " best ".join(f"{x:.4g}" if x is not None else "–" for x in (value, best and best["value"]))
         self.progress.update(self.bar, value=f"{name} {text}")
@@ -492,13 +479,13 @@ class _Journal:
 
 @contextlib.contextmanager
 def _numerics(config: TrainConfig, device: torch.device) -> Iterator[None]:
-    """On CUDA, TF32 in fp32 products, and repeatable kernels where asked; afterwards all is as before."""
+    """On CUDA: TF32 matrix products and, if configured, deterministic algorithms; restored afterwards."""
     if device.type != "cuda":
         yield
         return
     if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not repeatable without it
-    memory: Any = torch.utils.deterministic  # fills new memory in deterministic mode: a guard, and slow
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not deterministic without it
+    memory: Any = torch.utils.deterministic  # deterministic mode fills new memory, which is slow
     before = torch.get_float32_matmul_precision(), torch.get_deterministic_debug_mode()
     fill, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False
     try:
@@ -512,20 +499,27 @@ def _numerics(config: TrainConfig, device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def on_signals(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
+    """Handle signals inside the block; does nothing outside the main thread, where Python cannot."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, signal.SIG_DFL if old is None else old)
+
+
+@contextlib.contextmanager
 def _interruptible() -> Iterator[list[int]]:
-    """Collect the first Ctrl-C or SIGTERM (a cluster's way to say so) instead of raising; the next one raises."""
+    """Collect the first Ctrl-C or SIGTERM (sent by clusters) instead of raising; the next one raises."""
     caught: list[int] = []
 
     def note(number: int, _: object) -> None:
         caught.append(number)
         signal.signal(number, signal.default_int_handler)
 
-    if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main one only
+    with on_signals(note, signal.SIGINT, signal.SIGTERM):
         yield caught
-        return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)

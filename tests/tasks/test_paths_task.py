@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torchcpl.checkpoints import load_checkpoint
 from torchcpl.inference import compile_for_inference
 from torchcpl.selectors import MultiHypothesis
 from torchcpl.tasks.paths.backbones import build_backbone, position_code
@@ -29,7 +30,7 @@ from torchcpl.tasks.paths.task import (
     load_source,
 )
 from torchcpl.tasks.timing import same_picks
-from torchcpl.train import fit, load_checkpoint
+from torchcpl.train import fit
 
 SMALL: dict[str, Any] = {
     "epochs": 2, "batch_size": 6, "val": 0.25, "backbone": "patches", "dim": 16, "layers": 0, "heads": 2, "ffn": 16,
