@@ -469,7 +469,7 @@ def test_the_run_folder_must_fit(tmp_path: Path) -> None:
     assert files == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("precious")
-    with pytest.raises(CheckpointError, match=r"other has no config\.toml"):
+    with pytest.raises(CheckpointError, match=r"other is not a run: it has no config\.toml"):
         fit(Toy(config), tmp_path / "other", resume=True, progress=False)
     with pytest.raises(CheckpointError, match="is a file"):
         fit(Toy(config), tmp_path / "other" / "thesis.txt", progress=False)

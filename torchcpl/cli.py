@@ -1,4 +1,4 @@
-"""The command line: verbs and options to calls, errors to one line. What a verb does is the task's own business."""
+"""The command line: parses verbs and options, calls the task's `Benchmark`, prints errors on one line."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from torchcpl.tasks.toy import toy_table
 from torchcpl.train import NonFiniteLoss, device_of, fit, on_signals
 from torchcpl.vectors import check_out, read_vectors, write_picks
 
-EXPECTED = (ValueError, NonFiniteLoss, ImportError, OSError)  # what a user can cause; anything else is a bug of ours
-LARGE = ("validation_bags", "scenes", "max_items", "dim", "ffn", "hidden")  # options that take memory
+EXPECTED = (ValueError, NonFiniteLoss, ImportError, OSError)  # errors of the user; anything else is a bug
+LARGE = ("validation_bags", "scenes", "max_items", "dim", "ffn", "hidden")  # options that cost memory
 DEMO = "subsets"  # the task of `torchcpl demo`
-SMALL = "demo"  # the recipe that a CPU trains in minutes
+SMALL = "demo"  # the recipe that trains in minutes on a CPU
 PAPER = "paper"
 
 
@@ -63,9 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _out_of_memory(error: Exception, options: argparse.Namespace) -> str | None:
-    """What to say where memory was the matter, and None where it was not; torch has no type of its own on the CPU."""
+    """The message for an out-of-memory error, None for any other; on the CPU torch has no type for it."""
     if isinstance(error, BrokenProcessPool):
-        return "a process that trained was killed, for memory as a rule: lower --jobs"
+        return "a training process was killed, probably out of memory: lower --jobs"
     said = str(error).replace("\n", " ")
     signs = ("can't allocate memory", "Storage size calculation overflowed", "numel: integer multiplication overflow")
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(sign in said for sign in signs):
@@ -172,11 +172,11 @@ def select(options: argparse.Namespace) -> None:
         weights = read_vectors(options.weights).values[:, 0]
     if options.copy and vectors.files is None:
         raise ValueError(f"--copy: expected a folder of images, got {options.file}")
+    required, forbidden = ([vectors.row(name) for name in names or ()] for names in (options.require, options.forbid))
     found = select_rows(
         vectors.values, options.size, metric=options.metric, min_size=options.min_size, max_size=options.max_size,
-        require=[vectors.row(name) for name in options.require or ()] or None,
-        forbid=[vectors.row(name) for name in options.forbid or ()] or None,
-        weights=weights, num_hypotheses=options.hypotheses, seed=options.seed, device=options.device,
+        require=required or None, forbid=forbidden or None, weights=weights, num_hypotheses=options.hypotheses,
+        seed=options.seed, device=options.device,
     )  # fmt: skip
     answers = describe_picks(vectors, found, options.metric)
     records = [
@@ -196,11 +196,7 @@ def select(options: argparse.Namespace) -> None:
     if options.copy:
         copy_picks(options.copy, vectors, first)
     if options.explore:
-        required, forbidden = (
-            [vectors.row(name) for name in names or ()] for names in (options.require, options.forbid)
-        )
-        between = (options.size or options.min_size, options.size or options.max_size)
-        exact = options.size is not None
+        between, exact = (options.size or options.min_size, options.size or options.max_size), options.size is not None
         write_explorer(options.explore, vectors, weights, options.metric, between, required, forbidden, exact)
     written = [str(path) for path in (options.out, options.sheet, options.explore, options.copy) if path]
     if written:
@@ -212,10 +208,10 @@ def scenes(options: argparse.Namespace) -> None:
     given = {"scenes": options.scenes, "scenes_seed": options.seed}
     given = {name: value for name, value in given.items() if value is not None}
     if stored and given:
-        raise ValueError(f"--{next(iter(given)).replace('scenes_', '')}: {options.source} has its own scenes")
+        raise ValueError(f"--{next(iter(given)).replace('scenes_', '')}: {options.source} already has its scenes")
     out = options.out or (None if stored else Path("runs/scenes.npz"))
     show = options.show
-    if show == Path():  # named without a file
+    if show == Path():  # --show without a file
         show = (out or Path(options.source)).with_suffix(".png")
     config = PathsConfig(source=options.source, **given)
     make_scenes(config, out, show, tuple(options.split or ()), _say)
@@ -230,14 +226,14 @@ def _parser() -> argparse.ArgumentParser:
         description="Contextual Plackett–Luce: train, evaluate and compare selection models.",
         epilog="examples:\n"
         "  torchcpl toy                                   the paper's example of five items, in seconds\n"
-        "  torchcpl demo                                  everything, in a few minutes on a CPU\n"
+        "  torchcpl demo                                  train and compare all methods, minutes on a CPU\n"
         "  torchcpl demo paths                            the same for paths through road scenes\n"
         "  torchcpl train subsets --method cpl            train one model\n"
-        "  torchcpl evaluate runs/subsets-cpl-s0          what it reached\n"
-        "  torchcpl table subsets --train --seeds 0 1 2   all methods, trained where missing\n\n"
-        "torchcpl VERB --help and torchcpl VERB TASK --help say more.\n\n"
-        "exit status: 0 done; 2 an error, said in one line on stderr; 130 stopped by Ctrl-C or SIGTERM, with which a\n"
-        "training run saves before it ends.",
+        "  torchcpl evaluate runs/subsets-cpl-s0          its metrics\n"
+        "  torchcpl table subsets --train --seeds 0 1 2   all methods; trains the missing runs\n\n"
+        "See also: torchcpl VERB --help, torchcpl VERB TASK --help.\n\n"
+        "exit status: 0 success; 2 an error, one line on stderr; 130 stopped by Ctrl-C or SIGTERM (training saves a\n"
+        "checkpoint first).",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the versions and the device, and exit")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
@@ -251,28 +247,28 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_train(verbs: Any) -> None:
-    for name, benchmark, sub in _verb(verbs, "train", train, "train a model, in a folder of its own"):
+    for name, benchmark, sub in _verb(verbs, "train", train, "train a model"):
         sub.epilog = (
             f"examples:\n  torchcpl train {name} --method {tuple(benchmark.names)[-1]} --epochs 20 --lr 1e-3\n"
             f"  torchcpl train {name} --recipe {next(iter(recipes(benchmark.package)))} --run runs/mine\n"
-            f"  torchcpl train {name} --run runs/mine --resume    go on after Ctrl-C or a crash"
+            f"  torchcpl train {name} --run runs/mine --resume    continue after Ctrl-C or a crash"
         )
         sub.add_argument("--run", help=f"folder of the run (default: runs/{name}-METHOD-sSEED)")
-        sub.add_argument("--resume", action="store_true", help="go on with the run if it was begun")
+        sub.add_argument("--resume", action="store_true", help="continue the run if it exists")
         _add_config(sub, benchmark)
 
 
 def _add_evaluate(verbs: Any) -> None:
-    said = "Evaluate a run's best checkpoint on the reported data, or on other labelled data of the same kind."
-    sub = verbs.add_parser("evaluate", help="what a run reached", description=said)
+    said = "Evaluate a run's best checkpoint on its test data, or on other labelled data of the same task."
+    sub = verbs.add_parser("evaluate", help="metrics of a run", description=said)
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
-    sub.add_argument("--source", help="other data: other classes, other maps (default: those of the run)")
-    _add_output(sub, "JSON file to write (default: RUN/evaluation.json, with --source none)")
+    sub.add_argument("--source", help="other data: other classes, other maps (default: the run's)")
+    _add_output(sub, "JSON file to write (default: RUN/evaluation.json; none with --source)")
     _finish(sub, evaluate)
 
 
 def _add_predict(verbs: Any) -> None:
-    said = "Select from new data with a run's best checkpoint; labels are not needed."
+    said = "Select from new, unlabelled data with a run's best checkpoint."
     sub = verbs.add_parser("predict", help="apply a run to new data", description=said)
     sub.epilog = (
         "examples:\n  torchcpl predict runs/subsets-cpl-s0 features.npy --out picks.csv   (N, d) or (B, N, d)\n"
@@ -283,16 +279,15 @@ def _add_predict(verbs: Any) -> None:
     said = "features in .npy or .npz; scenes in .npz, a lane map; Parquet, a file or a folder"
     sub.add_argument("file", type=Path, metavar="FILE", help=said)
     sub.add_argument("--out", type=Path, metavar="FILE", help="picks.json or picks.csv (default: JSON to the terminal)")
-    said = "also write a page to explore the first example (not for Parquet)"
+    said = "also write an interactive page of the first example (not for Parquet)"
     sub.add_argument("--explore", type=Path, metavar="PAGE", help=said)
     sub.add_argument("--column", default="", help="array or column of the examples (default: features, or images)")
-    sub.add_argument("--group", default="", metavar="COLUMN", help="Parquet of items: rows alike in it are one example")
-    sub.add_argument(
-        "--limit", type=int, metavar="N", help="the first N examples, or N scenes of a map (default: all; 100)"
-    )
-    sub.add_argument("--batch-size", type=int, default=64, help="examples at a time (default: 64)")
-    sub.add_argument("--engine", choices=ENGINES, default="local", help="where (default: local, in this process)")
-    sub.add_argument("--workers", type=int, default=2, help="of the engine ray (default: 2)")
+    sub.add_argument("--group", default="", metavar="COLUMN", help="Parquet of items: equal values are one example")
+    said = "only the first N examples (default: all), or N scenes of a map (default: 100)"
+    sub.add_argument("--limit", type=int, metavar="N", help=said)
+    sub.add_argument("--batch-size", type=int, default=64, help="default: 64")
+    sub.add_argument("--engine", choices=ENGINES, default="local", help="default: local, in this process")
+    sub.add_argument("--workers", type=int, default=2, help="number of Ray actors (default: 2)")
     sub.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
     _finish(sub, predict)
 
@@ -302,16 +297,16 @@ def _add_table(verbs: Any) -> None:
         sub.epilog = (
             f"examples:\n  torchcpl table {name} runs/a runs/b runs/c --out results/table.json\n"
             f"  torchcpl table {name} --train --recipe {next(iter(recipes(benchmark.package)))} --seeds 0 1 2\n"
-            f"  torchcpl table {name} results/table.json --markdown    a table again, without computing"
+            f"  torchcpl table {name} results/table.json --markdown    print a stored table"
         )
-        sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="finished runs; or one JSON file of a table")
-        sub.add_argument("--train", action="store_true", default=None, help="without RUN: train what is missing")
-        sub.add_argument("--jobs", type=int, help="without RUN: runs to train side by side (default: 1)")
+        sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="finished runs, or the JSON file of a table")
+        sub.add_argument("--train", action="store_true", default=None, help="without RUN: train missing runs")
+        sub.add_argument("--jobs", type=int, help="without RUN: runs to train in parallel (default: 1)")
         sub.add_argument("--methods", nargs="+", choices=tuple(benchmark.names), help="without RUN (default: all)")
         sub.add_argument("--seeds", nargs="+", type=int, help="without RUN (default: 0)")
-        said = f"without RUN: where the runs are or go (default: runs/{name}-RECIPE)"
+        said = f"without RUN: folder of the runs (default: runs/{name}-RECIPE)"
         sub.add_argument("--runs", dest="folder", type=Path, metavar="DIR", help=said)
-        said = "on what the checkpoint is chosen (default: all that the runs allow)"
+        said = "data that the checkpoint is chosen on (default: all that the runs allow)"
         sub.add_argument("--rule", nargs="+", choices=tuple(benchmark.rules), help=said)
         _add_output(sub)
         _add_config(sub, benchmark)
@@ -326,24 +321,24 @@ def _add_bench(verbs: Any) -> None:
         sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="runs to time (default: untrained models)")
         sub.add_argument("--methods", nargs="+", choices=tuple(benchmark.names), help="without RUN (default: all)")
         sub.add_argument("--batches", nargs="+", type=int, default=[1, 256], help="batch sizes (default: 1 256)")
-        sub.add_argument("--repeats", type=int, default=10, help="rounds behind mean ± std (default: 10)")
-        sub.add_argument("--examples", type=int, default=100, help="predictions a round at batch 1 (default: 100)")
-        said = "of the predictions; less than 32 bits: also how many are the same as in 32-true (default: 32-true)"
+        sub.add_argument("--repeats", type=int, default=10, help="rounds to average over (default: 10)")
+        sub.add_argument("--examples", type=int, default=100, help="predictions per round at batch 1 (default: 100)")
+        said = "of the predictions; below float32, also the share of equal picks (default: 32-true)"
         sub.add_argument("--precision", dest="rounded", choices=tuple(PRECISIONS), default="32-true", help=said)
         _add_output(sub)
         _add_config(sub, benchmark, "without RUN: the models", ("source", "device"))
 
 
 def _add_report(verbs: Any) -> None:
-    for name, _, sub in _verb(verbs, "report", report, "figures and an HTML page of some runs"):
+    for name, _, sub in _verb(verbs, "report", report, "write an HTML report with figures of some runs"):
         sub.epilog = f"example:\n  torchcpl report {name} runs/{name}-cpl-s0 runs/{name}-pointer-s0 --out runs/report"
         sub.add_argument("runs", nargs="+", type=Path, metavar="RUN")
         sub.add_argument("--out", type=Path, default=Path("runs/report"), help="folder (default: runs/report)")
-        sub.add_argument("--explore", type=Path, metavar="PAGE", help="also write a page to explore an example of CPL")
+        sub.add_argument("--explore", type=Path, metavar="PAGE", help="also write an interactive page of a CPL example")
 
 
 def _add_demo(verbs: Any) -> None:
-    said = "Train all methods on small embedded data, compare them, write a table and a report."
+    said = "Train all methods on small built-in data, compare them, write a table and a report."
     sub = verbs.add_parser("demo", help="train and compare all methods in a few minutes", description=said)
     sub.add_argument("task", nargs="?", choices=tuple(TASKS), default=DEMO, help=f"default: {DEMO}")
     folders = ", ".join(f"runs/demo-{task}" for task in TASKS if task != DEMO)
@@ -353,49 +348,49 @@ def _add_demo(verbs: Any) -> None:
 
 
 def _add_toy(verbs: Any) -> None:
-    said = "Two answers, {a} and {b, c}, are right: what matching makes of that, and what CPL does."
+    said = "Two answers, {a} and {b, c}, are valid: what a matching loss predicts, and what CPL predicts."
     sub = verbs.add_parser("toy", help="the paper's example of five items", description=said)
     _add_output(sub, "")
     _finish(sub, toy)
 
 
 def _add_select(verbs: Any) -> None:
-    said = "Pick one representative of every group in a file of vectors or a folder of images; nothing is trained."
-    sub = verbs.add_parser("select", help="representatives of any pile of vectors", description=said)
+    said = "Pick one representative of every group in a file of vectors or a folder of images, without training."
+    sub = verbs.add_parser("select", help="representatives of a set of vectors", description=said)
     sub.epilog = (
         "examples:\n  torchcpl select embeddings.npy                      as many as there are groups\n"
         "  torchcpl select embeddings.npy --size 20 --out picks.csv\n"
         "  torchcpl select photos/ --resnet resnet18.safetensors --sheet picks.html --copy picked/"
     )
     sub.add_argument("file", type=Path, metavar="FILE", help=".npy, .npz, .csv, .parquet, .jsonl or a folder of images")
-    sub.add_argument("--size", type=int, help="how many (default: as many as needed)")
-    sub.add_argument("--min-size", type=int, default=1, help="at least (default: 1)")
-    sub.add_argument("--max-size", type=int, help="at most (default: no limit)")
+    sub.add_argument("--size", type=int, help="number of picks (default: chosen by the model)")
+    sub.add_argument("--min-size", type=int, default=1, help="at least so many picks (default: 1)")
+    sub.add_argument("--max-size", type=int, help="at most so many picks (default: no limit)")
     sub.add_argument("--metric", choices=METRICS, default="euclidean", help="default: euclidean")
     sub.add_argument("--require", nargs="+", metavar="ID", help="must be picked (row numbers where there are no ids)")
     sub.add_argument("--forbid", nargs="+", metavar="ID", help="must not be picked")
-    sub.add_argument("--weights", metavar="COLUMN|FILE.npy", help="a number for each row, added to its logit")
-    sub.add_argument("--hypotheses", type=int, default=1, help="different answers, likeliest first (default: 1)")
-    sub.add_argument("--column", help="the vectors in a .npz, .parquet or .jsonl (default: the only ones there are)")
+    sub.add_argument("--weights", metavar="COLUMN|FILE.npy", help="a number per row, added to its logit")
+    sub.add_argument("--hypotheses", type=int, default=1, help="distinct answers, likeliest first (default: 1)")
+    sub.add_argument("--column", help="the vectors in a .npz, .parquet or .jsonl (default: the only ones)")
     sub.add_argument("--resnet", type=Path, metavar="FILE", help="weights of a ResNet-18, for images")
     sub.add_argument("--strict", action="store_true", help="refuse broken images instead of skipping them")
     _add_output(sub, out="")
     sub.add_argument("--out", type=Path, metavar="FILE", help="picks as .csv, .json, .parquet or .npy")
-    sub.add_argument("--sheet", type=Path, metavar="FILE.html", help="a page with every pick and those it stands for")
-    sub.add_argument("--explore", type=Path, metavar="PAGE", help="a page to explore, of at most a few hundred rows")
+    sub.add_argument("--sheet", type=Path, metavar="FILE.html", help="contact sheet: every pick with its group")
+    sub.add_argument("--explore", type=Path, metavar="PAGE", help="interactive page, for at most a few hundred rows")
     sub.add_argument("--copy", type=Path, metavar="FOLDER", help="copy the picked images there")
-    sub.add_argument("--seed", type=int, default=0, help="of all that is drawn at random (default: 0)")
+    sub.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     sub.add_argument("--device", help="default: cpu")
     _finish(sub, select)
 
 
 def _add_scenes(verbs: Any) -> None:
-    said = "Draw road scenes with all their valid paths from lane maps, store them, look at them."
-    sub = verbs.add_parser("scenes", help="make and look at the scenes of the paths task", description=said)
+    said = "Generate road scenes with all their valid paths from lane maps, store and show them."
+    sub = verbs.add_parser("scenes", help="generate and show the scenes of the paths task", description=said)
     sub.epilog = (
-        "examples:\n  torchcpl scenes --show                             made-up roads, and a picture of some\n"
+        "examples:\n  torchcpl scenes --show                             procedural roads, with a picture of some\n"
         "  torchcpl scenes --source maps/ --split geography   from a folder of lane maps\n"
-        "  torchcpl scenes --source runs/scenes.npz --show    what a file holds\n"
+        "  torchcpl scenes --source runs/scenes.npz --show    show a stored file\n"
         "  torchcpl train paths --source runs/scenes.npz      train on it"
     )
     sub.add_argument(
@@ -404,23 +399,23 @@ def _add_scenes(verbs: Any) -> None:
         "or a .npz that this command wrote (default: procedural)",
     )  # fmt: skip
     defaults = PathsConfig()
-    sub.add_argument("--scenes", type=int, metavar="N", help=f"how many (default: {defaults.scenes})")
-    sub.add_argument("--seed", type=int, help=f"of the scenes (default: {defaults.scenes_seed})")
-    sub.add_argument("--out", type=Path, metavar="FILE.npz", help="default: runs/scenes.npz, for a .npz none")
-    said = "a picture of some scenes with all their paths (default: beside the scenes)"
+    sub.add_argument("--scenes", type=int, metavar="N", help=f"number of scenes (default: {defaults.scenes})")
+    sub.add_argument("--seed", type=int, help=f"random seed of the scenes (default: {defaults.scenes_seed})")
+    sub.add_argument("--out", type=Path, metavar="FILE.npz", help="default: runs/scenes.npz; none for a .npz source")
+    said = "draw some scenes with all their paths (default file: next to the scenes)"
     sub.add_argument("--show", nargs="?", type=Path, const=Path(), metavar="FILE.png", help=said)
-    sub.add_argument("--split", nargs="+", choices=SPLITS, help="say how many scenes the parts of a split have")
+    sub.add_argument("--split", nargs="+", choices=SPLITS, help="print the number of scenes in each part of a split")
     _finish(sub, scenes)
 
 
 def _add_completion(verbs: Any) -> None:
-    said = 'Print a script that completes commands and options: eval "$(torchcpl completion)" in bash.'
-    sub = verbs.add_parser("completion", help="shell completion, for bash and zsh", description=said)
+    said = 'Print a completion script: eval "$(torchcpl completion)" in bash.'
+    sub = verbs.add_parser("completion", help="shell completion for bash and zsh", description=said)
     _finish(sub, lambda _: print(completion.script(_parser())))
 
 
 class _Parser(argparse.ArgumentParser):
-    """Keeps the lines of the examples, takes no abbreviations, and points at --help."""
+    """Keeps the lines of the epilog, accepts no abbreviations, and points to --help on errors."""
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -431,7 +426,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Asks for the device only when the version is asked for."""
+    """Queries the device only when --version is given."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"torchcpl {__version__}, torch {torch.__version__}, {device_name()}")
@@ -439,7 +434,7 @@ class _Version(argparse.Action):
 
 
 def _verb(verbs: Any, verb: str, run: Callable[[argparse.Namespace], None], help: str) -> Any:
-    """A verb with a sub-command a task: its name, its benchmark, its parser."""
+    """Add a verb with one sub-command per task; yields the task's name, benchmark and parser."""
     parser = verbs.add_parser(verb, help=help, description=help[0].upper() + help[1:] + ".")
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True, dest="task")
     for name, benchmark in TASKS.items():
@@ -448,12 +443,12 @@ def _verb(verbs: Any, verb: str, run: Callable[[argparse.Namespace], None], help
         yield name, benchmark, sub
         _finish(sub, run)
         if any(hasattr(action, "dest") and action.dest == "recipe" for action in sub._actions):
-            # The dozens of options below would bury the few that matter here.
+            # Without the dozens of options of the configuration.
             sub.usage = f"{sub.prog} {'[RUN …] ' if verb != 'train' else ''}[--recipe NAME | --config FILE] [option …]"
 
 
 def _finish(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], None]) -> None:
-    parser.add_argument("--debug", action="store_true", help="show where an error came from")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.set_defaults(verb=run)
 
 
@@ -468,18 +463,18 @@ def _add_output(parser: argparse.ArgumentParser, out: str = "JSON file to write 
 def _add_config(
     parser: argparse.ArgumentParser,
     benchmark: Benchmark[Any],
-    title: str = "what is trained",
+    title: str = "configuration",
     only: Sequence[str] = (),
 ) -> None:
-    group = parser.add_argument_group(title, "later ones win: --recipe or --config, then the options")
+    group = parser.add_argument_group(title, "options override --recipe or --config")
     base = group.add_mutually_exclusive_group()
-    base.add_argument("--recipe", choices=tuple(recipes(benchmark.package)), help="settings that come with torchcpl")
+    base.add_argument("--recipe", choices=tuple(recipes(benchmark.package)), help="settings shipped with torchcpl")
     base.add_argument("--config", type=Path, metavar="FILE", help="settings in a TOML file")
     add_arguments(group, benchmark.config, only)
 
 
 def _config(benchmark: Benchmark[Any], options: argparse.Namespace, begun: Path | None = None) -> TrainConfig:
-    """The configuration asked for; of a run that was ``begun``, its own where no other is named."""
+    """The configuration of the options; the base is a recipe, a file, or that of the run ``begun`` to resume."""
     base = None
     if options.recipe:
         base = read_recipe(benchmark.config, benchmark.package, options.recipe)
@@ -490,40 +485,36 @@ def _config(benchmark: Benchmark[Any], options: argparse.Namespace, begun: Path 
     elif _small(benchmark, options):
         base = read_recipe(benchmark.config, benchmark.package, SMALL)
         if PAPER in recipes(benchmark.package):
-            _note(f"on the CPU the settings are those of --recipe {SMALL}; the paper's take hours (--recipe {PAPER})")
+            _note(f"no GPU: using --recipe {SMALL}; the paper's settings (--recipe {PAPER}) take hours on a CPU")
     config: TrainConfig = from_args(benchmark.config, options, base)
     return config
 
 
 def _small(benchmark: Benchmark[Any], options: argparse.Namespace) -> bool:
-    """Whether to train a small model, as there is no GPU and nothing is said of the model's size or training."""
+    """Whether to train a small model: there is no GPU and no option of the model or its training is given."""
     given = {f.name for f in fields(benchmark.config) if hasattr(options, f.name)}
     device = device_of(benchmark.config(device=getattr(options, "device", "auto")))
     return device.type == "cpu" and given <= {"method", "source", "seed", "device"} and options.verb is not bench
 
 
 def _refuse_settings(benchmark: Benchmark[Any], options: argparse.Namespace) -> None:
-    """Runs that are named bring their settings with them."""
+    """Raise if settings are given together with runs, which have their own."""
     without = ("recipe", "config", "methods", "seeds", "train", "jobs", "folder")
     given = [name for name in without if getattr(options, name, None) is not None]
     given += [f.name for f in fields(benchmark.config) if hasattr(options, f.name)]  # absent unless given
     if given:
         option = {"folder": "runs"}.get(given[0], given[0]).replace("_", "-")
-        raise ValueError(f"--{option}: expected no settings beside RUN, whose own they are")
+        raise ValueError(f"--{option}: expected no settings together with RUN, which has its own")
 
 
 def _planned(benchmark: Benchmark[Any], options: argparse.Namespace, folder: Path) -> list[Path]:
-    """The runs of all methods and seeds, complete."""
+    """The runs of all methods and seeds, trained if missing and asked for."""
     for one, many in (("method", "methods"), ("seed", "seeds")):
         if hasattr(options, one):
-            raise ValueError(f"--{one}: a table has several, expected --{many}")
+            raise ValueError(f"--{one}: expected --{many} for a table")
     planned = plan(_config(benchmark, options), options.methods or tuple(benchmark.names), options.seeds or [0], folder)
-    complete(
-        planned,
-        benchmark.make_task,
-        train=bool(options.train),
-        jobs=1 if options.jobs is None else options.jobs,
-    )
+    jobs = 1 if options.jobs is None else options.jobs
+    complete(planned, benchmark.make_task, train=bool(options.train), jobs=jobs)
     return list(planned)
 
 
@@ -551,7 +542,7 @@ def _say(text: str) -> None:
 
 
 def _first() -> bool:
-    """Of several processes that train together, on one host or several, one speaks."""
+    """Whether this is the process of rank 0, the one that prints."""
     return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
 
 

@@ -1,4 +1,4 @@
-"""Apply a trained run to new data: here, or as a function that Ray and Spark carry to many machines."""
+"""Apply a trained run to new data, in this process or distributed by Ray or Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARQUET = ".parquet"
 
 
 class Loaded(NamedTuple):
-    """A run's best checkpoint, ready to select."""
+    """A run's best checkpoint, loaded."""
 
     benchmark: Benchmark[Any]
     config: TrainConfig
@@ -41,15 +41,15 @@ class Loaded(NamedTuple):
 class Predictor:
     """A trained run as a function.
 
-    ``select(x)`` is for one process. ``predictor(batch)`` maps a dict of arrays to a dict of arrays, a row an example,
-    which is what Ray Data's ``map_batches(Predictor, fn_constructor_kwargs={"run": …})`` and Spark's
-    ``predict_batch_udf(lambda: Predictor(…), …)`` ask of a function. A pickle holds the name of the run's folder; the
-    model is read where it is first used, and runs on CUDA where there is one.
+    ``select(x)`` is for one process. ``predictor(batch)`` maps a dict of arrays to a dict of arrays, one row per
+    example, as Ray Data's ``map_batches(Predictor, fn_constructor_kwargs={"run": …})`` and Spark's
+    ``predict_batch_udf(lambda: Predictor(…), …)`` expect. Only the name of the run's folder is pickled; the model is
+    loaded on first use, on CUDA if available.
 
     Args:
         run: folder of the run.
-        column: what a batch calls the examples; by default as the task does (``features``, ``images``).
-        group: rows of a batch are single items, and all its rows, which agree in this column, are one example.
+        column: name of the examples in a batch (default: the task's, ``features`` or ``images``).
+        group: the rows of a batch are items, which agree in this column and together are one example.
         device: ``auto``, ``cpu`` or ``cuda``.
     """
 
@@ -70,7 +70,7 @@ class Predictor:
 
     @cached_property
     def loaded(self) -> Loaded:
-        """Read when first asked for."""
+        """Loaded on first use."""
         benchmark = benchmark_of(self.run)
         path, weights, state = load_checkpoint(self.run)
         config = override(here(from_toml(benchmark.config, path)), device=self.device)
@@ -86,16 +86,16 @@ class Predictor:
 
     @torch.no_grad()
     def select(self, x: Any) -> Any:
-        """What the model selects from one example, a batch, or a sequence of examples of different sizes.
+        """Select from one example, a batch, or a sequence of examples of different sizes.
 
-        Of the subsets task an example is the (N, d) features of a bag, of the paths task a palette image (256, 256).
-        Returns a `Selection` with a row an example, or the task's own kind with one in it.
+        An example of the subsets task is the (N, d) features of a bag, of the paths task a palette image (256, 256).
+        Returns a `Selection` with one row per example, or the task's own type that contains one.
         """
         benchmark, _, model, knob = self.loaded
         return model.select(benchmark.collate(model, examples_of(x, benchmark.rank)), knob)
 
     def __call__(self, batch: Mapping[str, NDArray[Any]] | NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """``indices`` (B, T), −1 after the end, ``lengths``, ``log_prob``, ..., beside the batch's other columns."""
+        """``indices`` (B, T), −1 after the end, ``lengths``, ``log_prob``, …, and the batch's other columns."""
         benchmark, config, *_ = self.loaded
         column = self.column or benchmark.column
         columns = batch if isinstance(batch, Mapping) else {column: batch}
@@ -104,17 +104,17 @@ class Predictor:
                 raise ValueError(f"batch: expected a column {name}, got {', '.join(columns)}")
         cells, kept = columns[column], {name: np.asarray(value) for name, value in columns.items() if name != column}
         first = np.asarray(cells[0]) if len(cells) else np.empty(0, object)
-        if not self.group and first.ndim < benchmark.rank and first.dtype != object:  # that of nested lists
-            raise ValueError(f"column {column}: expected an example a row, got an item; --group says which make one")
+        if not self.group and first.ndim < benchmark.rank and first.dtype != object:  # object: nested lists
+            raise ValueError(f"column {column}: expected one example per row, got an item; group them by --group")
         if self.group:
             cells, kept = [np.stack(list(cells))], {self.group: kept[self.group][:1]}  # type: ignore[assignment]
         answers = benchmark.answers(self.select(list(cells)))
-        width = getattr(config, "max_len", 0)  # the same in every batch
+        width = getattr(config, "max_len", 0)  # padded alike in every batch
         return kept | {name: _padded(value, width) for name, value in answers.items()}
 
 
 def load(run: str | Path, *, device: str = "auto") -> Predictor:
-    """A trained run, ready: ``load("runs/subsets-cpl-s0").select(x)``; it needs none of the data it was trained on."""
+    """A trained run: ``load("runs/subsets-cpl-s0").select(x)``. Its training data is not needed."""
     predictor = Predictor(run, device=device)
     _ = predictor.loaded
     return predictor
@@ -135,14 +135,14 @@ def examples_of(x: Any, rank: int) -> list[Tensor]:
 
 
 def _tensor(example: Any, row: int) -> Tensor:
-    """An example in float32 or whole numbers; of Arrow's nested lists come arrays in arrays."""
+    """An example as a float32 or integer tensor; Arrow's nested lists come as arrays of arrays."""
     if not isinstance(example, Tensor):
         try:
             array = np.asarray(example)
             array = np.stack(list(array)) if array.dtype == object and array.ndim else array
-            example = torch.from_numpy(array.copy())  # Arrow's memory is not to be written to
+            example = torch.from_numpy(array.copy())  # Arrow's memory is read-only
         except (TypeError, ValueError):
-            raise ValueError(f"example {row}: expected numbers, in rows of one length") from None
+            raise ValueError(f"example {row}: expected numbers, in rows of equal length") from None
     if example.is_complex() or example.dtype == torch.bool:
         raise ValueError(f"example {row}: expected numbers, got {describe(example)}")
     found: Tensor = example.detach()
@@ -166,10 +166,10 @@ def predict_file(
     predictor: Predictor, path: Path, out: Path | None, *, batch_size: int = 64, limit: int | None = None,
     engine: str = "local", workers: int = 2,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """What a run selects from every example of a file, a record each; written to ``out``, ``.json`` or ``.csv``.
+    """The selections of a run from every example of a file, as records; written to ``out``, ``.json`` or ``.csv``.
 
-    Parquet, a file or a folder, holds an example a row in the predictor's column; ``engine="ray"`` reads and predicts
-    it with as many ``workers``.
+    Parquet, a file or a folder, has one example per row in the predictor's column; ``engine="ray"`` reads and predicts
+    it with ``workers`` actors.
     """
     check_count("batch_size", batch_size, 1)
     check_count("workers", workers, 1)
@@ -206,7 +206,7 @@ def explore_file(predictor: Predictor, path: Path, page: Path) -> None:
     examples = benchmark.read_examples(path, predictor.column or benchmark.column, 1)
     found = benchmark.page(model, benchmark.collate(model, examples_of(examples, benchmark.rank)), knob)
     if found is None:
-        raise ValueError(f"{page}: there is no page to explore for {benchmark.subject.lower()}")
+        raise ValueError(f"{page}: {benchmark.subject.lower()} has no page to explore")
     found.save(page)
 
 
@@ -249,14 +249,14 @@ def _ray(predictor: Predictor, path: Path, size: int, workers: int) -> Iterator[
     context.execution_options.preserve_order, context.enable_progress_bars = True, False
     pool = ray.data.ActorPoolStrategy(size=workers)
     settings: dict[str, Any] = {"fn_constructor_kwargs": predictor.__getstate__(), "compute": pool}
-    # Workers that held every CPU would wait for ever for what the file is read with.
+    # Leave a CPU for reading the file: workers on all of them would deadlock.
     settings["num_cpus"] = min(1.0, max(ray.cluster_resources()["CPU"] - 1, 0.5) / workers)
     data = ray.data.read_parquet(str(path.absolute()))
     kind = type(predictor)
     if predictor.group:
         data = data.groupby(predictor.group).map_groups(kind, batch_format="numpy", **settings)
     else:
-        data = data.repartition(target_num_rows_per_block=size)  # something to do for every worker
+        data = data.repartition(target_num_rows_per_block=size)  # work for every worker
         data = data.map_batches(kind, batch_size=size, **settings)
     yield from data.iter_batches(batch_size=size, batch_format="numpy")
 
@@ -272,7 +272,7 @@ def _records(batch: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """A line a pick: which example, which pick of it, the index, its log-probability, its point."""
+    """A line for every pick: the example, the step, the index, its log-probability, its point."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     steps, points = ("step_log_prob" in records[0], "points" in records[0])

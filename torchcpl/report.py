@@ -1,4 +1,4 @@
-"""One HTML file that holds everything: table, figures, configurations, and how to get them again."""
+"""A self-contained HTML report: table, figures, configurations, and the commands that reproduce them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ PAGE = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-
 
 
 class Panel(NamedTuple):
-    """A figure of the report, or the bytes of a GIF. A dense figure is set as pixels, any other as lines.
+    """A figure of the report, or the bytes of a GIF. A dense figure is embedded as PNG, any other as SVG.
 
-    A wide one has a row to itself.
+    A wide one takes a whole row.
     """
 
     name: str
@@ -42,9 +42,9 @@ def write_report(
     configs: Mapping[str, str],
     commands: Sequence[str],
 ) -> None:
-    """Write a page that needs nothing but itself.
+    """Write the page, with everything embedded.
 
-    ``findings`` are sentences under the table's title, ``configs`` names TOML texts, ``commands`` reproduce the page.
+    ``findings`` are sentences under the title, ``configs`` TOML texts by name, ``commands`` reproduce the page.
     """
     info = table.info
     facts = {

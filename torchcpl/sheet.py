@@ -1,4 +1,4 @@
-"""What is told of a selection: a record a pick, a contact sheet with those each stands for, copies of images."""
+"""Outputs of a selection: a record for every pick, an HTML contact sheet of the groups, copies of the images."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ small { color: #5b6470; display: block; } .rest { display: flex; flex-wrap: wrap
 
 
 def describe_picks(vectors: Vectors, found: Selection, metric: str) -> list[tuple[list[dict[str, Any]], list[int]]]:
-    """For every answer its picks, each with row, id, probability and how many rows it stands for, and whose each is."""
+    """For every answer, a record of each pick (row, id, probability, size of its group) and every row's group."""
     indices = found.indices if found.indices.dim() > 1 else found.indices.unsqueeze(0)  # (R, T)
     assert found.step_log_prob is not None
     chances = found.step_log_prob.view_as(indices).exp()
@@ -47,7 +47,7 @@ def describe_picks(vectors: Vectors, found: Selection, metric: str) -> list[tupl
 
 
 def copy_picks(folder: Path, vectors: Vectors, picks: Sequence[Mapping[str, Any]]) -> None:
-    """The files of the picks, under their names."""
+    """Copy the picked files, keeping their names."""
     for pick in picks if vectors.files is not None else ():
         target = folder / pick["id"]
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def copy_picks(folder: Path, vectors: Vectors, picks: Sequence[Mapping[str, Any]
 
 
 def write_sheet(path: str | Path, vectors: Vectors, picks: Sequence[Mapping[str, Any]], labels: Sequence[int]) -> None:
-    """``picks`` as ``describe_picks`` tells them; ``labels`` (N,) is which of them each row belongs to."""
+    """Write the contact sheet of ``picks``, records of ``describe_picks``; ``labels`` (N,) are the rows' groups."""
     members: list[list[int]] = [[] for _ in picks]
     rows = [pick["row"] for pick in picks]
     for row, label in enumerate(labels):
@@ -78,7 +78,7 @@ def write_explorer(
     path: str | Path, vectors: Vectors, weights: Any, metric: str, between: tuple[int, int | None], required: list[int],
     forbidden: list[int], exact: bool,
 ) -> None:  # fmt: skip
-    """A page to explore the selection, its items as images where there are any; for piles of a few hundred rows."""
+    """Write a page to explore the selection, with thumbnails if the items are images, of a few hundred rows."""
     pot, threshold = pile_potentials(vectors.values, metric, weights)
     shape = (1, pot.num_candidates)
     must, never = (as_mask("rows", rows, shape, pot.mask.device) for rows in (required, forbidden))
@@ -92,7 +92,7 @@ def write_explorer(
 
 
 def _item(vectors: Vectors, row: int, side: int) -> str:
-    """A picture where there is one, else its name."""
+    """A thumbnail if the item is an image, else its name."""
     name = html.escape(vectors.ids[row])
     picture = read_image(vectors.files[row], side) if vectors.files is not None else None
     if picture is None:

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Batch normalisation with known moments and what comes after it, in one pass: the twin of ``norm.normalised``."""
+"""Batch normalisation in evaluation, fused with the residual sum, ReLU and max-pool: ``norm.normalised`` in Triton."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NAN_STAYS = tl.constexpr(PropagateNan.ALL)
 def batch_norm(
     x: Tensor, moments: tuple[Tensor, ...], eps: float, add: Tensor | None, relu: bool, pool: bool
 ) -> Tensor:
-    """``x`` (B, C, H, W), channels last, by ``moments``: weight, bias, mean and variance, (C,) each.
+    """``x`` (B, C, H, W), channels last, normalised by ``moments``: weight, bias, mean and variance, (C,) each.
 
-    Pooled is only what a ReLU leaves, without ``add``.
+    ``pool`` needs ``relu`` and no ``add``.
     """
     batch, channels, height, width = x.shape
     shape = (batch, channels, (height + 1) // 2, (width + 1) // 2) if pool else x.shape
@@ -37,13 +37,13 @@ def _batch_norm(
     C: tl.constexpr, RELU: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr,
 ):
     # fmt: on
-    """A block of the numbers of ``out``, channels last.
+    """One block of the elements of ``out``.
 
     x (B, C, height, width): channels last.
-    weight, bias, mean, variance (C,): of the channels.
-    add (B, C, height, width): channels last, added before the ReLU; None for nothing.
-    out (B, C, rows, columns): written.
-    count: its numbers.
+    weight, bias, mean, variance (C,): per channel.
+    add (B, C, height, width): channels last, added before the ReLU; None for no residual.
+    out (B, C, rows, columns): channels last, written.
+    count: number of elements of out.
     RELU, POOL: whether a ReLU follows, and a 3×3 max-pool of stride 2.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -53,7 +53,7 @@ def _batch_norm(
     shift = tl.load(bias + c).to(tl.float32)
     centre = tl.load(mean + c).to(tl.float32)
     spread = tl.rsqrt(tl.load(variance + c).to(tl.float32) + eps)
-    if POOL:  # zero stands in for what lies outside: after a ReLU nothing is less
+    if POOL:  # zero padding: after a ReLU nothing is less
         pixel = at // C
         row, column = (pixel // columns) % rows * 2 - 1, pixel % columns * 2 - 1
         image = pixel // (columns * rows) * height

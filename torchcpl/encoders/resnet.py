@@ -1,6 +1,6 @@
 """ResNet-18 (He et al. 2016) with torchvision's parameter names, cut after any of its four stages.
 
-Weights come from a file the user names, ``.safetensors`` or ``.pth``/``.pt``; nothing is downloaded.
+Weights are read from a ``.safetensors``, ``.pth`` or ``.pt`` file; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def prepare(images: Tensor, size: int | None = 224) -> Tensor:
-    """Images as the ImageNet network expects them: (x / 255 − mean) / std, resized to a square.
+    """Normalise images with the ImageNet mean and std, (x / 255 − mean) / std, and resize them to a square.
 
     Args:
         images: (B, H, W, 3) uint8, RGB.
-        size: side of the result, by bilinear interpolation; ``None`` keeps H and W.
+        size: side after bilinear interpolation; ``None`` keeps H and W.
 
     Returns:
         (B, 3, size, size) float32, channels last in memory.
@@ -42,7 +42,7 @@ def prepare(images: Tensor, size: int | None = 224) -> Tensor:
 
 
 class BasicBlock(nn.Module):
-    """relu(x' + bn(conv(relu(bn(conv(x)))))), with x' = x, projected where the shape changes."""
+    """relu(x' + bn(conv(relu(bn(conv(x)))))), where x' = x, or a 1×1 projection of it if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class ResNet18(nn.Module):
         stride: input pixels per output cell.
     """
 
-    precise = True  # most of what rounding to bfloat16 changes is changed by the pixels' layers: predictions keep them
+    precise = True  # kept in float32 at inference: rounding the image layers changes predictions most
 
     def __init__(self, cut: int = 4) -> None:
         super().__init__()
@@ -117,8 +117,8 @@ def resnet18(cut: int = 4) -> ResNet18:
 def load_resnet18(path: str | os.PathLike[str], cut: int = 4) -> ResNet18:
     """ResNet-18 up to stage ``cut`` in float32 and evaluation mode, with the weights of a file.
 
-    The file holds a state dict under torchvision's names. A classifier (``fc.*``) and stages after
-    ``cut`` may be there and are left out; any other name, a missing one or a wrong shape raises.
+    The file holds a state dict with torchvision's names. A classifier (``fc.*``) and stages after ``cut`` are ignored;
+    any other unknown name, a missing one or a wrong shape raises.
     """
     path = Path(path)
     net = resnet18(cut)
@@ -135,7 +135,7 @@ def load_resnet18(path: str | os.PathLike[str], cut: int = 4) -> ResNet18:
     for name, own in wanted.items():
         if state[name].shape != own.shape:
             raise ValueError(f"{path}: {name}: expected shape {tuple(own.shape)}, got {tuple(state[name].shape)}")
-    # The counter of batches is no part of inference, and slim files leave it out.
+    # num_batches_tracked is not needed at inference, and some files lack it.
     net.load_state_dict({name: state[name].float() for name in wanted}, strict=False)
     return net.eval()
 
@@ -155,7 +155,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except (ImportError, OSError):
         raise
-    except Exception as error:  # each reader has its own errors for a truncated or foreign file
+    except Exception as error:  # each reader raises its own types
         raise ValueError(f"{path}: not a readable weights file: {error}") from error
     if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise ValueError(f"{path}: expected a state dict (name -> tensor), got {type(state).__name__}")

@@ -1,4 +1,4 @@
-"""What a task must say for itself: its model, and what the tables, times and reports ask of it."""
+"""The interfaces of a task: its model, and what tables, timings and reports need beyond training."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from torchcpl.train import Task
 
 
 class SelectionModel(nn.Module, ABC):
-    """Encoder and method: ``model(batch)`` is the losses, ``model.select(inputs)`` the selection.
+    """Encoder and method: ``model(batch)`` returns the losses, ``model.select(inputs)`` the selection.
 
-    A prediction is encoded and then decoded, so that the two can be timed apart.
+    A prediction is ``encode``, then ``decode``, so that the two can be timed separately.
     """
 
     @abstractmethod
     def encode(self, inputs: Any) -> Any:
-        """All of a prediction that is parallel and not the method's: features (B, N, d) of the candidates."""
+        """The encoder: features (B, N, d) of the candidates."""
 
     @abstractmethod
     def decode(self, features: Any, inputs: Any, knob: float | None = None) -> Any:
-        """What is selected, with ``lengths`` (B,), given the encoded inputs; ``knob`` in place of the method's own."""
+        """The selection, with ``lengths`` (B,), from encoded inputs; ``knob`` overrides the method's own."""
 
     def select(self, inputs: Any, knob: float | None = None) -> Any:
         return self.decode(self.encode(inputs), inputs, knob)
 
 
 class BenchmarkTask(Task, Protocol):
-    """What is asked of a task beyond training it."""
+    """What the benchmarks need of a task beyond training it."""
 
     @property
     def device(self) -> torch.device: ...
@@ -46,10 +46,10 @@ class BenchmarkTask(Task, Protocol):
 
     @property
     def chosen_on(self) -> Sized:
-        """The examples that the checkpoint is chosen on: the reported ones, or some that were held out."""
+        """The examples that the checkpoint is chosen on: the reported ones, or held-out ones."""
 
     def build(self, pretrained: bool = True) -> Any:
-        """A `SelectionModel`, from pretrained weights where the configuration names some and ``pretrained`` is set."""
+        """A `SelectionModel`, with the pretrained weights that the configuration names if ``pretrained``."""
 
     def examples(self, batch: int, limit: int) -> list[Any]:
         """Inputs of the first reported examples, ``batch`` at a time, up to ``limit`` times."""

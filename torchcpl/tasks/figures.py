@@ -1,4 +1,4 @@
-"""What the figures of the tasks have in common: a selection step by step, and as a page to explore."""
+"""Shared by the figures of the tasks: a selection step by step, and as a page to explore."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchcpl.selectors import Method, Stepwise
 
 
 class Steps(NamedTuple):
-    """The picks of a method that selects step by step from one row, and its view after 0, 1, …, T picks."""
+    """The picks of a stepwise method from one row, with its probabilities after 0, 1, …, T picks."""
 
     picks: list[int]  # (T,)
     probabilities: NDArray[Any]  # (T+1, N+1) of the next choice, the stop last
@@ -24,7 +24,7 @@ class Steps(NamedTuple):
 
 @torch.inference_mode()
 def steps_of(method: Method, encoded: Tensor, mask: Tensor, max_len: int, knob: float | None = None) -> Steps:
-    """The selection from encoded candidates (1, N, d), step by step; ValueError for a method that has no steps."""
+    """The selection from encoded candidates (1, N, d), step by step; ValueError if the method is not stepwise."""
     if not isinstance(method, Stepwise):
         raise ValueError(f"model: expected one that selects step by step, got {type(method).__name__}")
     knob = method.knob if knob is None else knob
@@ -39,7 +39,7 @@ def steps_of(method: Method, encoded: Tensor, mask: Tensor, max_len: int, knob: 
 
 
 def explorer(method: Method, encoded: Tensor, mask: Tensor, max_len: int, knob: float | None, **page: Any) -> Explorer:
-    """The selection from encoded candidates (1, N, d) as a page, decoded as the method does; see `torchcpl.explore`."""
+    """The selection from encoded candidates (1, N, d) as a page that decodes like the method; see `explore`."""
     if not isinstance(method, Stepwise):
         raise ValueError(f"model: expected one that selects step by step, got {type(method).__name__}")
     knob = method.knob if knob is None else knob

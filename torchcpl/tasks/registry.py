@@ -1,4 +1,4 @@
-"""The tasks there are. A new one is added here, and the command line has it."""
+"""The tasks, by name; the command line offers those listed here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TASKS: dict[str, Benchmark[Any]] = {
 
 
 def benchmark_of(run: str | Path) -> Benchmark[Any]:
-    """The benchmark of the task that a run was trained on."""
+    """The benchmark of a run's task."""
     kind = read_state(run)[1]["config"]
     for benchmark in TASKS.values():
         if benchmark.config.__name__ == kind:

@@ -1,4 +1,4 @@
-"""Runs of a task: recipes, which runs a comparison needs, training the missing ones, reading them back."""
+"""Runs of a task: recipes, planning the runs of a comparison, training the missing ones, reading them back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_recipe(cls: type[C], package: str | Path, name: str) -> C:
 
 @dataclass(frozen=True)
 class Run(Generic[C]):
-    """A run as read from its folder: what ran, a record a validation, and the state of its best checkpoint."""
+    """A run as read from its folder: configuration, a record of every validation, state of the best checkpoint."""
 
     path: Path
     config: C
@@ -45,10 +45,7 @@ class Run(Generic[C]):
 
 
 def read_run(cls: type[C], path: str | Path, metrics: Sequence[str] = ()) -> Run[C]:
-    """Read back a run of the task whose configuration is ``cls``, with ``metrics`` in every record.
-
-    CheckpointError where it is none.
-    """
+    """A run of the task with configuration class ``cls``; CheckpointError unless every record has ``metrics``."""
     path = Path(path)
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such run")
@@ -72,12 +69,12 @@ def read_run(cls: type[C], path: str | Path, metrics: Sequence[str] = ()) -> Run
 
 
 def here(config: C) -> C:
-    """The configuration of a run that may have been trained on another machine."""
+    """The configuration of a run for this machine, which may have no CUDA."""
     return override(config, device="auto") if config.device == "cuda" else config
 
 
 def plan(base: C, methods: Iterable[str], seeds: Iterable[int], folder: str | Path) -> dict[Path, C]:
-    """Where the run of every method and seed lies, and its configuration."""
+    """The folder and configuration of the run of every method and seed."""
     pairs = [(method, seed) for method in methods for seed in seeds]
     return {Path(folder) / f"{method}-s{seed}": override(base, method=method, seed=seed) for method, seed in pairs}
 
@@ -85,10 +82,10 @@ def plan(base: C, methods: Iterable[str], seeds: Iterable[int], folder: str | Pa
 def complete(
     planned: dict[Path, C], make: Callable[[C], Task], *, train: bool, jobs: int = 1, progress: bool = True
 ) -> None:
-    """Train what is missing of the planned runs, and go on with what was interrupted.
+    """Train the planned runs that are missing, and resume those that were interrupted.
 
-    Without ``train`` nothing is trained and a missing run is an error. A run with another configuration always is.
-    With ``jobs`` > 1 as many processes train side by side, each on one thread: small models gain nothing from more.
+    Without ``train`` a missing run is an error; a run with another configuration always is. With ``jobs`` > 1 that many
+    processes train in parallel, with one thread each, as small models gain nothing from more.
     """
     check_count("jobs", jobs, 1)
     states = {path: open_run(path, config, resume=True) for path, config in planned.items()}
@@ -110,7 +107,7 @@ def _side_by_side(planned: dict[Path, C], make: Callable[[C], Task], jobs: int, 
         from rich.progress import TimeRemainingColumn as Remaining
     validations = {path: -(-config.epochs // config.validate_every) for path, config in planned.items()}
     columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TextColumn("validations"))
-    # Fresh interpreters: a copy of one that has run torch can hang.
+    # Spawned, not forked: a fork of a process that has run torch can hang.
     pool = ProcessPoolExecutor(min(jobs, len(planned)), multiprocessing.get_context("spawn"), _single_thread)
     bar = Progress(
         *columns, TimeElapsedColumn(), Remaining(), console=(console := Console(stderr=True)),
@@ -131,7 +128,7 @@ def _side_by_side(planned: dict[Path, C], make: Callable[[C], Task], jobs: int, 
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for child in multiprocessing.active_children():
-                child.terminate()  # saves, as a run does on SIGTERM, and ends
+                child.terminate()  # on SIGTERM a run saves and ends
             raise
 
 

@@ -1,4 +1,4 @@
-"""How long a prediction takes: encoder, decoding and the whole, on CUDA as one captured graph."""
+"""Latency of predictions: encoder, decoding and both, on CUDA as one captured graph."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIMED = 20  # examples a round in the tables' ms column
 
 
 def where(device: torch.device) -> str:
-    """Where times were taken, in words."""
+    """The device of the timings, for notes."""
     return device_name(device) + (", as one CUDA graph" if device.type == "cuda" else "")
 
 
@@ -42,9 +42,9 @@ def ready(work: Callable[[Any], Any], inputs: Sequence[Any], precision: str = "3
 
 
 def clock(calls: Sequence[Callable[[], Any]], repeats: int = 10, share: int = 1) -> tuple[float, float]:
-    """Milliseconds of a call divided by ``share``: mean and deviation over ``repeats`` rounds, after one to warm up.
+    """Milliseconds per call, divided by ``share``: mean and std over ``repeats`` rounds, after a warm-up round.
 
-    The device is waited for after every call, as a user waits for an answer.
+    The device is synchronised after every call: this is latency, not throughput.
     """
 
     def wait() -> None:
@@ -64,13 +64,13 @@ def clock(calls: Sequence[Callable[[], Any]], repeats: int = 10, share: int = 1)
 
 
 def quick(task: BenchmarkTask, model: SelectionModel, knob: float | None) -> dict[str, float]:
-    """The tables' column: whole predictions, one at a time."""
+    """The ``ms`` column of the tables: whole predictions at batch size 1."""
     mean, deviation = clock(ready(partial(model.select, knob=knob), task.examples(1, TIMED)))
     return {"ms": mean, "ms_std": deviation}
 
 
 class _Decoding(nn.Module):
-    """What comes after the encoder: encoded items and input, as a pair, to the prediction."""
+    """Decoding as a module, of the pair of encoded candidates and inputs."""
 
     def __init__(self, model: SelectionModel, knob: float | None) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Decoding(nn.Module):
 def rows(
     model: SelectionModel, inputs: Sequence[Any], knob: float | None, repeats: int, precision: str
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Times of a model on the inputs, and what to add to its name: the pointer is timed with and without its cache."""
+    """Rows of times and the suffix of each one's name: the pointer is timed with and without its key–value cache."""
     batch, found = len(inputs[0]), []
     pointers = [part for part in model.modules() if isinstance(part, PointerHead)]
     for form, cached in {"": True, ", recomputing": False}.items() if pointers else [("", True)]:
@@ -104,7 +104,7 @@ def rows(
 def same_picks(task: BenchmarkTask, model: SelectionModel, knob: float | None, precision: str) -> float:
     """The share of the reported examples whose selection is the same as in float32."""
     count = len(task.reported)
-    size = max(divisor for divisor in range(1, min(count, 100) + 1) if count % divisor == 0)  # so that none is left out
+    size = max(divisor for divisor in range(1, min(count, 100) + 1) if count % divisor == 0)  # batches of equal size
     selections = []
     for each in ("32-true", precision):
         calls = ready(partial(model.select, knob=knob), task.examples(size, count), each)
