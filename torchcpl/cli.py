@@ -27,7 +27,7 @@ from torchcpl.sheet import copy_picks, describe_picks, write_explorer, write_she
 from torchcpl.tables import Column, Table
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.paths.benchmark import make_scenes
-from torchcpl.tasks.paths.task import SPLITS, PathsConfig
+from torchcpl.tasks.paths.task import PathsConfig
 from torchcpl.tasks.registry import TASKS, benchmark_of
 from torchcpl.tasks.runs import complete, plan, read_recipe, recipes
 from torchcpl.tasks.timing import PRECISIONS
@@ -115,15 +115,17 @@ def table(options: argparse.Namespace) -> None:
     runs: list[Path] = options.runs
     if runs:
         _refuse_settings(benchmark, options)
+    several = getattr(options, "answers", None)
     if len(runs) == 1 and runs[0].suffix == ".json":
-        _show(Table.read(runs[0], benchmark.columns), None, options)
+        _show(Table.read(runs[0], benchmark.answer_columns if several else benchmark.columns), None, options)
         return
     out = options.out or (Path("runs") / f"{options.task}-table.json")
     if not runs:
         folder = options.folder or Path("runs") / f"{options.task}-{options.recipe or 'table'}"
         runs = _planned(benchmark, options, folder)
         out = options.out or folder / "table.json"
-    _show(benchmark.table(runs, options.rule or ()), out, options)
+    found = benchmark.answers_table(runs, several) if several else benchmark.table(runs, options.rule or ())
+    _show(found, out, options)
 
 
 def bench(options: argparse.Namespace) -> None:
@@ -308,6 +310,8 @@ def _add_table(verbs: Any) -> None:
         sub.add_argument("--runs", dest="folder", type=Path, metavar="DIR", help=said)
         said = "data that the checkpoint is chosen on (default: all that the runs allow)"
         sub.add_argument("--rule", nargs="+", choices=tuple(benchmark.rules), help=said)
+        if benchmark.answer_columns:
+            sub.add_argument("--answers", type=int, metavar="N", help="compare N answers a scene, not the one")
         _add_output(sub)
         _add_config(sub, benchmark)
 
@@ -404,7 +408,8 @@ def _add_scenes(verbs: Any) -> None:
     sub.add_argument("--out", type=Path, metavar="FILE.npz", help="default: runs/scenes.npz; none for a .npz source")
     said = "draw some scenes with all their paths (default file: next to the scenes)"
     sub.add_argument("--show", nargs="?", type=Path, const=Path(), metavar="FILE.png", help=said)
-    sub.add_argument("--split", nargs="+", choices=SPLITS, help="print the number of scenes in each part of a split")
+    said = "print the number of scenes in each part of a split: index, geography, map:NAME"
+    sub.add_argument("--split", nargs="+", metavar="SPLIT", help=said)
     _finish(sub, scenes)
 
 

@@ -86,8 +86,8 @@ def _likeliest_drawn(
     """(B, R, T) and (B, R) from sequences drawn without replacement, those that are the ``same`` added up."""
     assert drawn.weight is not None
     indices, weight = drawn.indices.transpose(0, 1), drawn.weight.transpose(0, 1)
-    alike = _alike(same if callable(same) else partial(_same_set, pot), indices, radius)
-    chosen, mass = cover(alike, weight / weight.sum(-1, keepdim=True), count)
+    together = alike(same if callable(same) else partial(_same_set, pot), indices, radius)
+    chosen, mass = cover(together, weight / weight.sum(-1, keepdim=True), count)
     return indices.gather(1, chosen.unsqueeze(-1).expand(-1, -1, indices.shape[2])), mass.log()
 
 
@@ -106,7 +106,7 @@ def _same_set(pot: Potentials, indices: Tensor) -> Tensor:
     return (picked.unsqueeze(1) == picked.unsqueeze(2)).all(-1)
 
 
-def _alike(same: Same, indices: Tensor, radius: float | None) -> Tensor:
+def alike(same: Same, indices: Tensor, radius: float | None) -> Tensor:
     """(B, K, K) boolean: what ``same`` says of the answers, checked. Each is the same as itself."""
     verdict = same(indices)
     shape = (*indices.shape[:2], indices.shape[1])

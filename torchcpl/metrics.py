@@ -114,19 +114,101 @@ def path_scores(
         nothing = torch.full((B,), empty, dtype=dtype, device=points.device)
         return {"min_ade": nothing, "min_hd": nothing.clone()}
 
-    # The exact form: the matrix product form of cdist loses half the digits.
-    distance = torch.cdist(
-        points.to(dtype)[:, None], paths.to(dtype), compute_mode="donot_use_mm_for_euclid_dist"
-    )  # (B, K, T, M)
-    distance = torch.where(point_ok[:, None, :, None] & path_ok[:, :, None, :], distance, math.inf)
-    # Padding counts nothing in a sum and nothing in a maximum of distances.
-    to_path = torch.where(point_ok[:, None], distance.amin(3), 0.0)  # (B, K, T)
-    to_points = torch.where(path_ok, distance.amin(2), 0.0)  # (B, K, M)
-    ade = 0.5 * to_path.sum(2) / lengths[:, None] + 0.5 * to_points.sum(2) / path_lengths  # (B, K)
-    hd = torch.maximum(to_path.amax(2), to_points.amax(2))
+    ade, hd = (d.squeeze(1) for d in _between(points.to(dtype)[:, None], point_ok[:, None], paths.to(dtype), path_ok))
     some = valid.any(1)
     nearest = [torch.where(some, d.masked_fill(~valid, math.inf).amin(1), empty) for d in (ade, hd)]
     return {"min_ade": nearest[0], "min_hd": nearest[1]}
+
+
+def _between(points: Tensor, point_ok: Tensor, paths: Tensor, path_ok: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric mean and Hausdorff distance (B, A, K) of answers (B, A, T, 2) and paths (B, K, M, 2).
+
+    ``point_ok`` (B, A, T) and ``path_ok`` (B, K, M) say what is no padding; what is empty is at NaN.
+    """
+    # The exact form: the matrix product form of cdist loses half the digits.
+    distance = torch.cdist(
+        points[:, :, None], paths[:, None], compute_mode="donot_use_mm_for_euclid_dist"
+    )  # (B, A, K, T, M)
+    there, wanted = point_ok[:, :, None], path_ok[:, None]  # (B, A, 1, T), (B, 1, K, M)
+    distance = torch.where(there.unsqueeze(-1) & wanted.unsqueeze(-2), distance, math.inf)
+    # Padding counts nothing in a sum and nothing in a maximum of distances.
+    to_path = torch.where(there, distance.amin(4), 0.0)  # (B, A, K, T)
+    to_points = torch.where(wanted, distance.amin(3), 0.0)  # (B, A, K, M)
+    ade = 0.5 * to_path.sum(3) / there.sum(3) + 0.5 * to_points.sum(3) / wanted.sum(3)
+    return ade, torch.maximum(to_path.amax(3), to_points.amax(3))
+
+
+def path_distances(points: Tensor, lengths: Tensor, paths: Tensor, path_lengths: Tensor) -> Tensor:
+    """The symmetric mean distance, as in `path_scores`, of every answer to every path; infinite where one is empty.
+
+    Args:
+        points: (B, A, T, 2) the points of each answer; those from ``lengths`` (B, A) on are padding.
+        paths: (B, K, M, 2) likewise, ``path_lengths`` (B, K).
+
+    Returns:
+        (B, A, K).
+    """
+    real = [
+        torch.arange(p.shape[2], device=p.device) < n[..., None] for p, n in ((points, lengths), (paths, path_lengths))
+    ]
+    if not points.shape[2] or not paths.shape[2]:
+        return points.new_full((*points.shape[:2], paths.shape[1]), math.inf)
+    ade, _ = _between(points, real[0], paths, real[1])
+    return ade.masked_fill((lengths == 0).unsqueeze(2) | (path_lengths == 0).unsqueeze(1), math.inf)
+
+
+def answer_scores(distances: Tensor, probability: Tensor, num_paths: Tensor, near: float = 4.0) -> dict[str, Tensor]:
+    """How well several answers with probabilities stand for the valid paths of a scene.
+
+    A path is *covered* by the nearest answer where that is within ``near``. With y one of the valid paths, all as
+    likely, f_a is the frequency with which answer a covers it, and p_a what was stated::
+
+        min_ade   least distance of an answer to a valid path
+        miss      1 where no answer covers a path
+        coverage  share of the paths that are covered
+        stray     share of the stated probability on answers near no valid path
+        brier     E_y [Σ_a (p_a − y_a)²], plus 1 where no answer covers y: 1 + Σ_a p_a² − 2 Σ_a p_a f_a
+
+    Args:
+        distances: (B, A, K) of answers to paths, infinite where there is none.
+        probability: (B, A), 0 where there is no answer.
+        num_paths: (B,) number of valid paths, which come first.
+
+    Returns:
+        These, each (B,), and ``frequency``, f (B, A).
+
+    >>> distances = torch.tensor([[[1.0, 30.0], [50.0, 20.0]]])
+    >>> scores = answer_scores(distances, torch.tensor([[0.75, 0.25]]), torch.tensor([2]))
+    >>> {name: value.tolist() for name, value in scores.items() if name != "min_ade"}
+    {'miss': [0.0], 'coverage': [0.5], 'stray': [0.25], 'brier': [0.875], 'frequency': [[0.5, 0.0]]}
+    """
+    check_tensor("distances", distances, ("B", "A", "K"), "float")
+    check_tensor("probability", probability, tuple(distances.shape[:2]), "float", like=distances)
+    valid = torch.arange(distances.shape[2], device=distances.device) < num_paths[:, None]  # (B, K)
+    distances = distances.masked_fill(~valid.unsqueeze(1), math.inf)
+    least, by = distances.min(1)  # (B, K)
+    covered = valid & (least <= near)
+    frequency = torch.zeros_like(probability).scatter_add(1, by, covered.to(probability.dtype)) / num_paths[:, None]
+    stray = (probability * (distances.amin(2) > near)).sum(1) / probability.sum(1).clamp(min=1e-12)
+    return {
+        "min_ade": least.amin(1),
+        "miss": (~covered.any(1)).to(probability.dtype),
+        "coverage": covered.sum(1) / num_paths,
+        "stray": stray,
+        "brier": 1 + (probability * (probability - 2 * frequency)).sum(1),
+        "frequency": frequency,
+    }
+
+
+def calibration_error(probability: Tensor, frequency: Tensor, bins: int = 10) -> Tensor:
+    """Expected calibration error: Σ_b n_b/n·|mean probability − mean frequency| over ``bins`` of equal width.
+
+    >>> calibration_error(torch.tensor([0.9, 0.95, 0.1]), torch.tensor([1.0, 0.0, 0.1]))
+    tensor(0.2833)
+    """
+    place = (probability * bins).long().clamp(0, bins - 1).flatten()
+    gap = torch.zeros(bins, dtype=probability.dtype, device=probability.device)
+    return gap.scatter_add(0, place, (probability - frequency).flatten()).abs().sum() / max(probability.numel(), 1)
 
 
 def off_road(points: Tensor, lengths: Tensor, drivable: Tensor) -> Tensor:

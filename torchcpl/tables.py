@@ -82,8 +82,8 @@ class Table:
     """Rows under columns; the first column names the row.
 
     Attributes:
-        rows: what was measured. Rows of one ``rule`` (how a checkpoint was chosen) stand together. A ``reference``
-            row does not compete for the best value.
+        rows: what was measured. Rows of one ``section`` or, without, of one ``rule`` (how a checkpoint was chosen)
+            stand together. A ``reference`` row does not compete for the best value.
         published: rows of others, shown under ours of the same name.
         notes: said below the table.
         info: what it takes to get the numbers again (`torchcpl.provenance.run_info`), written with them.
@@ -113,7 +113,12 @@ class Table:
         """A table that was written."""
         content = read_json(path)
         numbers = [f"{column.name}{ending}" for column in columns[1:] for ending in ("?", "_std?")]
-        row = {columns[0].name: str, "rule?": (str, type(None)), **dict.fromkeys(numbers, (*NUMBER, type(None)))}
+        row = {
+            columns[0].name: str,
+            "rule?": (str, type(None)),
+            "section?": str,
+            **dict.fromkeys(numbers, (*NUMBER, type(None))),
+        }
         check_json(content, {"title": str, "notes": [str], "rows": [row], "published": [row]}, str(path))
         parts = {name: content.pop(name) for name in ("title", "rows", "published", "notes")}
         absent = [column.name for column in columns if not any(column.name in row for row in parts["rows"])]
@@ -183,13 +188,13 @@ class Table:
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
     def _lines(self) -> Iterator[_Line]:
-        rules = list(dict.fromkeys(row.get("rule") for row in self.rows))
-        headings = len([rule for rule in rules if rule]) > 1
+        sections = list(dict.fromkeys(map(_section, self.rows)))
+        headings = len([section for section in sections if section]) > 1
         published = {row[self.columns[0].name]: row for row in self.published}
-        for rule in rules:
-            if rule and headings:
-                yield _Line("rule", [f"chosen on {rule}"], [])
-            group = [row for row in self.rows if row.get("rule") == rule]
+        for section in sections:
+            if section and headings:
+                yield _Line("rule", [section], [])
+            group = [row for row in self.rows if _section(row) == section]
             for row in group:
                 bold = [column.name in self._best(row, group) for column in self.columns]
                 yield _Line("ours", [column.cell(row) for column in self.columns], bold)
@@ -212,6 +217,11 @@ class Table:
             if sign * row[column.name] >= max(others, default=-math.inf):
                 names.add(column.name)
         return names
+
+
+def _section(row: Row) -> str:
+    rule = row.get("rule")
+    return str(row.get("section") or (f"chosen on {rule}" if rule else ""))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchcpl.tasks.paths import sampling
+from torchcpl.tasks.paths.augment import flip
 from torchcpl.tasks.paths.lanes import Lane, LaneGraph, Line
 from torchcpl.tasks.paths.maps import load_map, load_maps, save_map
 from torchcpl.tasks.paths.procedural import procedural_map
@@ -21,7 +22,6 @@ from torchcpl.tasks.paths.sampling import PALETTE, STEP, Roads, distinct, enumer
 from torchcpl.tasks.paths.scenes import (
     Scenes,
     cells_of,
-    flip,
     generate,
     image_centres,
     images_overlap,

@@ -45,3 +45,8 @@ class Method(nn.Module, ABC):
     def select(self, features: Tensor, mask: Tensor, max_len: int, knob: float | None = None) -> Selection:
         """What is picked, (B, T)."""
         return self.pick(self.potentials(features, mask), max_len, knob)
+
+    def answers(self, features: Tensor, mask: Tensor, max_len: int) -> tuple[Tensor, Tensor]:
+        """All that a method without `Potentials` has to say: picks (B, K, T) and their probabilities (B, K)."""
+        indices = self.select(features, mask, max_len).indices.unsqueeze(1)
+        return indices, features.new_ones(len(indices), 1)

@@ -57,3 +57,10 @@ class MultiHypothesis(Threshold):
         logits, choice = self.hypotheses(features, mask)
         best = choice.argmax(-1)[:, None, None].expand(-1, 1, logits.shape[2])
         return logits.gather(1, best).squeeze(1)
+
+    def answers(self, features: Tensor, mask: Tensor, max_len: int) -> tuple[Tensor, Tensor]:
+        """Every hypothesis, thresholded, with the probability that the selector gives it."""
+        logits, choice = self.hypotheses(features, mask)
+        logits = logits.float().masked_fill(~mask.unsqueeze(1), -torch.inf)
+        picked = self.pick(logits.flatten(0, 1), max_len).indices
+        return picked.view(*logits.shape[:2], -1), choice.float().softmax(-1)

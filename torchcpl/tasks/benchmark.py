@@ -55,6 +55,7 @@ class Benchmark(ABC, Generic[C]):
         reported: the examples that are reported on, in words; ``held_out``: those set aside to choose on.
         alike: options in which all runs of a table must agree.
         lead: the first paragraph of the report.
+        answer_columns: of the table of several answers, where the task has one.
         demo_seeds, demo_data: what the recipe ``demo`` is trained on, and how often.
     """
 
@@ -67,6 +68,7 @@ class Benchmark(ABC, Generic[C]):
     held_out: ClassVar[str]
     alike: ClassVar[tuple[str, ...]]
     lead: ClassVar[str]
+    answer_columns: ClassVar[tuple[Column, ...]] = ()
     demo_data: ClassVar[str]
     demo_seeds: ClassVar[tuple[int, ...]] = (0,)
 
@@ -218,6 +220,10 @@ class Benchmark(ABC, Generic[C]):
         rows = self.reference(runs) + rows
         title = f"{self.subject}, {self.source(config)}"
         return Table(title, self.columns, rows, self.published(config), self._notes(runs, rows), info)
+
+    def answers_table(self, paths: Sequence[str | Path], count: int) -> Table:
+        """Several answers with probabilities: how well up to ``count`` of each run stand for all that is right."""
+        raise ValueError(f"answers: expected a task with several answers, got {self.subject.lower()}")
 
     def _groups(self, runs: Sequence[Run[C]]) -> dict[str, list[Run[C]]]:
         """The runs behind each row of the table; ValueError where they cannot be compared."""

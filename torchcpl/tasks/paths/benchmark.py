@@ -11,20 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcpl.checks import describe
+from torchcpl.checks import check_count, describe
 from torchcpl.config import override
 from torchcpl.explore import Explorer
 from torchcpl.files import stamp, write_atomic
 from torchcpl.report import Panel
-from torchcpl.tables import Column, Row, Table
+from torchcpl.tables import Column, Row, Table, summarise
 from torchcpl.tasks.benchmark import Benchmark, against_pointer
 from torchcpl.tasks.paths import figures
 from torchcpl.tasks.paths.maps import load_maps
 from torchcpl.tasks.paths.sampling import PALETTE, SIZE
-from torchcpl.tasks.paths.scenes import Scenes, generate, load_scenes, save_scenes
+from torchcpl.tasks.paths.scenes import MAP, Scenes, generate, load_scenes, save_scenes
 from torchcpl.tasks.paths.task import (
     COLUMNS,
     METHODS,
+    NEAR,
     PathsConfig,
     PathsModel,
     PathsTask,
@@ -32,7 +33,7 @@ from torchcpl.tasks.paths.task import (
     load_source,
     split_scenes,
 )
-from torchcpl.tasks.runs import Run
+from torchcpl.tasks.runs import Run, common
 
 NUSCENES = {"boston-seaport", "singapore-hollandvillage", "singapore-onenorth", "singapore-queenstown"}
 # The paper's tables 1 and 3: nuScenes, one A100, batch 1.
@@ -64,6 +65,19 @@ class PathsBenchmark(Benchmark[PathsConfig]):
         Column("min_ade_n3", "n=3", 2, "min"),
         Column("min_ade_n4plus", "n≥4", 2, "min"),
     )
+    answer_columns = (
+        Column("method", "Method"),
+        Column("min_ade", "min-ADE", 2, "min"),
+        Column("miss", "Missed", 3, "min", share=True),
+        Column("coverage_n2plus", "Coverage, n≥2", 3, "max", share=True),
+        Column("stray_n2plus", "Stray, n≥2", 3, "min", share=True),
+        Column("brier_n2plus", "Brier, n≥2", 3, "min", share=True),
+        Column("ece_n2plus", "ECE, n≥2", 3, "min", share=True),
+        Column("coverage", "Coverage", 3, "max", share=True),
+        Column("stray", "Stray", 3, "min", share=True),
+        Column("brier", "Brier", 3, "min", share=True),
+        Column("ece", "ECE", 3, "min", share=True),
+    )
     reported = "reported scenes"
     held_out = "held-out training scenes"
     alike = ("source", "scenes", "scenes_seed", "split", "val", "held_out", "epochs", "backbone", "weights")
@@ -76,6 +90,48 @@ class PathsBenchmark(Benchmark[PathsConfig]):
 
     def make_task(self, config: PathsConfig) -> PathsTask:
         return PathsTask(config, scenes_of(config))
+
+    def table(self, paths: Sequence[str | Path], rules: Sequence[str] = ()) -> Table:
+        """Of runs that each leave out a map, a section a map."""
+        return self._sections(paths, lambda some: super(PathsBenchmark, self).table(some, rules))
+
+    def answers_table(self, paths: Sequence[str | Path], count: int) -> Table:
+        """Several answers of each run at its best checkpoint: mean ± std over seeds."""
+        check_count("answers", count, 1)
+        return self._sections(paths, lambda some: self._answers(list(map(self.read, some)), count))
+
+    def _answers(self, runs: Sequence[Run[PathsConfig]], count: int) -> Table:
+        rows = []
+        for label, group in self._groups(runs).items():
+            found = [restored.task.report_answers(restored.model, count) for restored in map(self.restore, group)]
+            seeds = [run.config.seed for run in group]
+            rows.append({"method": label, "rule": self.chosen_on(group[0]), **summarise(found), "seeds": seeds})
+        config = runs[0].config
+        notes = (
+            *self.notes(config),
+            f"Up to {count} answers a scene, more than {NEAR:g} px apart, each with the probability of what lies "
+            f"so near it; min-ADE: the best of them. Missed: scenes where none is within {NEAR:g} px of a valid "
+            "path. Coverage: share of the valid paths with an answer so near. Stray: share of the probability on "
+            "answers near none. Brier and ECE: the probabilities against a valid path drawn at random.",
+        )
+        info = self._info(runs) | {"config": common([run.config for run in runs])}
+        title = f"Several answers, {self.source(config)}"
+        return Table(title, self.answer_columns, rows, (), notes, info)
+
+    def _sections(self, paths: Sequence[str | Path], make: Callable[[Sequence[str | Path]], Table]) -> Table:
+        """One table of the runs or, where they leave out different maps, one with a section a map."""
+        splits: dict[str, list[str | Path]] = {}
+        for path in paths:
+            splits.setdefault(self.read(path).config.split, []).append(path)
+        if len(splits) < 2 or not all(split.startswith(MAP) for split in splits):
+            return make(paths)
+        tables = {split.removeprefix(MAP): make(some) for split, some in splits.items()}
+        rows = [{**row, "section": f"{name} left out"} for name, table in tables.items() for row in table.rows]
+        first = next(iter(tables.values()))
+        notes = [f"{name} left out: {table.notes[0]} {table.notes[1]}" for name, table in tables.items()]
+        info = {**first.info, "config": common([self.read(path).config for path in paths])}
+        title = first.title.rsplit(", ", 1)[0] + ", one map left out"
+        return Table(title, first.columns, rows, (), (*notes, *first.notes[2:]), info)
 
     column = "images"
 
@@ -102,7 +158,15 @@ class PathsBenchmark(Benchmark[PathsConfig]):
 
     def source(self, config: PathsConfig) -> str:
         name = config.source if config.source == "procedural" else Path(config.source).name
+        if config.split.startswith(MAP):
+            return f"{name}, {config.split.removeprefix(MAP)} left out"
         return f"{name}, split by {config.split}"
+
+    def elsewhere(self, config: PathsConfig, source: str) -> PathsConfig:
+        """Other maps: those of a split by map need not be among them."""
+        other = super().elsewhere(config, source)
+        known = not config.split.startswith(MAP) or config.split.removeprefix(MAP) in scenes_of(other).maps
+        return other if known else override(other, split="index")
 
     def published(self, config: PathsConfig) -> Sequence[Row]:
         """Where the roads are nuScenes' and the scenes split by index, as the paper's are."""

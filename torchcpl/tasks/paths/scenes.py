@@ -68,6 +68,16 @@ class Scenes:
         return Scenes(self.images[i], self.paths[i], self.lengths[i], self.map_index[i], self.poses[i], self.maps)
 
 
+def joined(parts: Sequence[Scenes]) -> Scenes:
+    """The scenes of all parts, one part after the other."""
+    first = np.cumsum([0] + [len(part.maps) for part in parts])
+    images, paths, lengths, poses = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("images", "paths", "lengths", "poses")
+    )
+    map_index = np.concatenate([part.map_index + at for part, at in zip(parts, first, strict=False)])
+    return Scenes(images, paths, lengths, map_index, poses, tuple(name for part in parts for name in part.maps))
+
+
 def generate(
     maps: Sequence[LaneGraph],
     count: int,
@@ -188,6 +198,8 @@ def load_scenes(path: str | Path) -> Scenes:
 
 # Splits.
 
+MAP = "map:"  # a split's name begins with it where one map is left out
+
 
 @dataclass(frozen=True, eq=False)
 class Split:
@@ -227,6 +239,16 @@ def split_by_geography(scenes: Scenes, val: float = 0.2, held_out: float = 0.0) 
     rest = min(held_out * len(scenes) / max(len(train), 1), 1.0)  # fewer may be left than are to be held out
     train, aside, lost_too = _part(train, rest, scenes)
     return Split(train, beyond, aside, np.sort(np.concatenate([lost, lost_too])))
+
+
+def split_by_map(scenes: Scenes, name: str, held_out: float = 0.0) -> Split:
+    """The scenes of the map ``name`` to report on; of the others, areas with the share ``held_out`` of their scenes."""
+    if name not in scenes.maps:
+        raise ValueError(f"split = {MAP + name!r}: expected one of the maps {', '.join(scenes.maps)}")
+    _check_share(held_out, "held_out")
+    left_out = scenes.map_index == scenes.maps.index(name)
+    train, aside, lost = _part(np.flatnonzero(~left_out), held_out, scenes)
+    return Split(train, np.flatnonzero(left_out), aside, lost)
 
 
 def _part(numbers: Ints, share: float, scenes: Scenes) -> tuple[Ints, Ints, Ints]:
@@ -294,19 +316,6 @@ def _check_share(share: float, name: str) -> None:
 
 
 # On the device.
-
-
-def flip(images: Tensor, paths: Tensor, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Mirror left and right of the ego, which heads right: image rows (B, H, W) and the y of paths (B, ..., 2).
-
-    ``which`` (B,) bool picks the scenes to mirror; all by default. Padding (−1) stays.
-    """
-    y = torch.where(paths[..., 1] < 0, paths[..., 1], images.shape[-2] - paths[..., 1])
-    mirrored = images.flip(-2), torch.stack([paths[..., 0], y], dim=-1)
-    if which is None:
-        return mirrored
-    chosen = [which.view(-1, *[1] * (t.dim() - 1)) for t in (images, paths)]
-    return torch.where(chosen[0], mirrored[0], images), torch.where(chosen[1], mirrored[1], paths)
 
 
 def cells_of(paths: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,23 +15,27 @@ from torchcpl.config import TrainConfig, option, override
 from torchcpl.encoders.resnet import IMAGENET_MEAN, IMAGENET_STD
 from torchcpl.encoders.transformer import Encoder
 from torchcpl.head import KINDS, CPLHead, mlp
-from torchcpl.metrics import off_road, path_scores
-from torchcpl.potentials import Selection
+from torchcpl.hypotheses import alike, cover, hypotheses
+from torchcpl.metrics import IMAGE_DIAGONAL, answer_scores, calibration_error, off_road, path_distances, path_scores
+from torchcpl.potentials import Potentials, Selection
 from torchcpl.selectors import Hungarian, Method, MultiHypothesis, PointerHead, Stepwise, Threshold
 from torchcpl.tasks.base import SelectionModel
+from torchcpl.tasks.paths.augment import Augmentation
 from torchcpl.tasks.paths.backbones import BACKBONES, build_backbone, position_code
 from torchcpl.tasks.paths.maps import load_maps
 from torchcpl.tasks.paths.procedural import procedural_map
 from torchcpl.tasks.paths.sampling import BACKGROUND, CELL, GRID, PALETTE
 from torchcpl.tasks.paths.scenes import (
+    MAP,
     Scenes,
     Split,
     cells_of,
-    flip,
     generate,
+    joined,
     load_scenes,
     split_by_geography,
     split_by_index,
+    split_by_map,
 )
 from torchcpl.train import device_of
 
@@ -41,6 +46,7 @@ METHODS = {
     "pointer": "Pointer (AR)",
     "cpl": "CPL",
 }  # what the tables call them, in their order
+NEAR = 4.0  # px: an answer so near a path stands for it
 COLUMNS = ("min_ade", "min_hd", "off_road", "min_ade_n1", "min_ade_n2", "min_ade_n3", "min_ade_n4plus")
 SPLITS = ("index", "geography")
 
@@ -59,12 +65,19 @@ class PathsConfig(TrainConfig):
     )
     scenes: int = option(6000, "scenes to draw from the maps (a .npz file has its own)", low=2)
     scenes_seed: int = option(0, "seed of the scenes", low=0)
-    split: str = option("index", "which scenes are reported on: the last, or those of other areas", choices=SPLITS)
-    val: float = option(0.2, "part of the scenes that is reported on", low=0.01, high=0.9)
+    split: str = option(
+        "index", f"which scenes are reported on: index, the last; geography, other areas; {MAP}NAME, a map left out"
+    )
+    val: float = option(0.2, "part of the scenes that is reported on (index, geography)", low=0.01, high=0.9)
     held_out: float = option(
         0.0, "part of the scenes set aside to choose the checkpoint on (0 = the reported ones)", low=0.0, high=0.5
     )
+    extra: str = option("", "further scenes to train on, a source like the other")
     flip: bool = option(True, "mirror half of the training scenes")
+    rotate: float = option(0.0, "turn training scenes about the ego, up to so many degrees", low=0.0, high=180.0)
+    zoom: float = option(0.0, "enlarge or shrink training scenes by up to this part", low=0.0, high=1.0)
+    shift: float = option(0.0, "move training scenes by up to so many px", low=0.0, high=64.0)
+    drop_lines: float = option(0.0, "leave lines of a kind out of this part of the training scenes", low=0.0, high=1.0)
 
     weights: str = option("", "ResNet-18 weights to start from, .safetensors or .pth")
     backbone: str = option("resnet18", "network from pixels to cells; patches is a small one", choices=BACKBONES)
@@ -85,6 +98,11 @@ class PathsConfig(TrainConfig):
     )
     max_len: int = option(100, "most picks (cpl, pointer)", low=1)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.split not in SPLITS and not self.split.startswith(MAP):
+            raise ValueError(f"split = {self.split!r}: expected {', '.join(SPLITS)} or {MAP}NAME")
+
 
 class PathBatch(NamedTuple):
     """Scenes, and of each the one path that training shows."""
@@ -103,6 +121,14 @@ class Prediction(NamedTuple):
     def lengths(self) -> Tensor:
         """Number of points of each path, (B,)."""
         return self.selection.lengths
+
+
+class Answers(NamedTuple):
+    """Several paths of each scene."""
+
+    points: Tensor  # (B, A, T, 2) px; those from ``lengths`` on are padding
+    lengths: Tensor  # (B, A), 0 where there is no answer
+    probability: Tensor  # (B, A)
 
 
 class PathsModel(SelectionModel):
@@ -146,7 +172,9 @@ class PathsModel(SelectionModel):
     def points(self, features: Tensor, corners: Tensor | None = None) -> Tensor:
         """The point (B, N, 2) in each cell, px; ``corners`` (B, N, 2) where the features are of some cells only."""
         corners = self.corners if corners is None else corners
-        return torch.add(corners, self.offset(features).float().sigmoid(), alpha=CELL)
+        offset = self.offset(features).float()
+        # What is matched to a target may lie in another cell than it.
+        return torch.add(corners, offset + 0.5 if self.matched else offset.sigmoid(), alpha=CELL)
 
     def forward(self, batch: PathBatch) -> dict[str, Tensor]:
         target, _ = cells_of(batch.path)
@@ -168,6 +196,30 @@ class PathsModel(SelectionModel):
         cells = selection.indices
         corners = _gather(self.corners.expand(len(features), -1, -1), cells)
         return Prediction(selection, self.points(_gather(features, cells), corners))
+
+    def answers(self, inputs: Tensor, count: int, radius: float = NEAR, num_beams: int = 64) -> Answers:
+        """Up to ``count`` paths, more than ``radius`` px apart, each with the probability of what is near it."""
+        features = self.encode(inputs)
+        mask, points = self._all(features), self.points(features)
+
+        def gaps(indices: Tensor) -> Tensor:
+            lengths = (indices >= 0).sum(-1)
+            at = _gather(points, indices.flatten(1)).view(*indices.shape, 2)[:, :, : int(lengths.max())]
+            return path_distances(at, lengths, at, lengths)
+
+        potentials = self.method.potentials(features, mask)
+        if isinstance(potentials, Potentials):
+            found = hypotheses(
+                potentials, count, same=gaps, radius=radius, num_beams=num_beams, max_len=self.max_len, min_len=1
+            )
+            indices, probability = found.indices, found.log_prob.exp()
+        else:
+            indices, weight = self.method.answers(features, mask, self.max_len)
+            chosen, probability = cover(alike(gaps, indices, radius), weight, min(count, weight.shape[1]))
+            indices = indices.gather(1, chosen.unsqueeze(-1).expand(-1, -1, indices.shape[2]))
+            indices = indices.masked_fill((probability == 0).unsqueeze(-1), -1)
+        at = _gather(points, indices.flatten(1)).view(*indices.shape, 2)
+        return Answers(at, (indices >= 0).sum(-1), probability.to(points.dtype))
 
     def _all(self, features: Tensor) -> Tensor:
         return self.every.expand(len(features), -1)
@@ -247,12 +299,20 @@ class PathsTask:
         self.device = device_of(config)
         self.scenes = scenes
         self.parts = split_scenes(config, self.scenes)
-        self.train = SceneSet(self.scenes.select(self.parts.train), self.device)
+        self.augment = Augmentation(config.flip, config.rotate, config.zoom, config.shift, config.drop_lines)
         self.reported = SceneSet(self.scenes.select(self.parts.val), self.device)
         aside = len(self.parts.held_out) > 0
         self.chosen_on = SceneSet(self.scenes.select(self.parts.held_out), self.device) if aside else self.reported
         self.generator = torch.Generator(device=self.device)
         self._order: tuple[int, Tensor] | None = None
+
+    @cached_property
+    def train(self) -> SceneSet:
+        """The scenes trained on; a task that only reports never reads them."""
+        seen = [self.scenes.select(self.parts.train)]
+        if self.config.extra:
+            seen.append(load_source(override(self.config, source=self.config.extra)))
+        return SceneSet(joined(seen) if len(seen) > 1 else seen[0], self.device)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -276,10 +336,9 @@ class PathsTask:
         where = torch.arange(place * size, (place + 1) * size, device=self.device) % len(self.train)
         rows = self._order[1][where]
         self.generator.manual_seed(2 * (base + step))
-        coins = torch.rand(2, size, generator=self.generator, device=self.device)
-        which = (coins[0] * self.train.counts[rows]).long()
-        images, path = self.train.images[rows], self.train.paths[rows, which]
-        return PathBatch(*(flip(images, path, coins[1] < 0.5) if self.config.flip else (images, path)))
+        coins = torch.rand(size, generator=self.generator, device=self.device)
+        which = (coins * self.train.counts[rows]).long()
+        return PathBatch(*self.augment(self.train.images[rows], self.train.paths[rows, which], self.generator))
 
     def validate(self, model: PathsModel) -> dict[str, float]:
         """The columns on the scenes the checkpoint is chosen on and, where these are others, on the reported ones."""
@@ -301,6 +360,34 @@ class PathsTask:
         return list(self.reported.images[: batch * limit].split(batch))
 
     @torch.no_grad()
+    def report_answers(self, model: PathsModel, count: int, size: int = 16) -> dict[str, float]:
+        """What `answer_scores` says of up to ``count`` answers on the reported scenes, and the calibration error.
+
+        Over all scenes, and, named ``…_n2plus``, over those with two or more valid paths.
+        """
+        parts = []
+        for part in self.reported.split(size):
+            found = model.answers(self.reported.images[part], count)
+            counts = self.reported.counts[part]
+            gaps = path_distances(found.points, found.lengths, self.reported.paths[part], self.reported.lengths[part])
+            scores = answer_scores(gaps, found.probability, counts, NEAR)
+            missing = (0, count - found.probability.shape[1])
+            parts.append(scores | {
+                name: torch.nn.functional.pad(value, missing)
+                for name, value in (("probability", found.probability), ("frequency", scores["frequency"]))
+            })  # fmt: skip
+        each = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        each["min_ade"] = each["min_ade"].clamp(max=IMAGE_DIAGONAL)  # no answer at all
+        found_in = {"": self.reported.counts > 0, "_n2plus": self.reported.counts > 1}
+        columns: dict[str, float] = {}
+        for name, rows in found_in.items():
+            some = {key: value[rows] for key, value in each.items()}
+            columns |= {f"{key}{name}": float(value.mean()) for key, value in some.items() if value.dim() == 1}
+            given = some["probability"] > 0
+            columns[f"ece{name}"] = float(calibration_error(some["probability"][given], some["frequency"][given]))
+        return columns
+
+    @torch.no_grad()
     def evaluate(self, model: PathsModel, scenes: SceneSet, size: int = 256) -> dict[str, float]:
         """Means over the scenes; ``min_ade_n…`` over those with that many valid paths, NaN where there are none."""
         parts = []
@@ -320,7 +407,9 @@ class PathsTask:
 
 def split_scenes(config: PathsConfig, scenes: Scenes) -> Split:
     """The parts of the scenes that a configuration asks for."""
-    if config.split == "geography":
+    if config.split.startswith(MAP):
+        parts = split_by_map(scenes, config.split.removeprefix(MAP), config.held_out)
+    elif config.split == "geography":
         parts = split_by_geography(scenes, config.val, config.held_out)
     else:
         parts = split_by_index(len(scenes), config.val, config.held_out)
