@@ -9,7 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchcpl.metrics import IMAGE_DIAGONAL, cluster_scores, off_road, path_scores
+from torchcpl.metrics import (
+    IMAGE_DIAGONAL,
+    answer_scores,
+    calibration_error,
+    cluster_scores,
+    off_road,
+    path_distances,
+    path_scores,
+)
 
 PROFILE = settings(deadline=None, max_examples=150)
 
@@ -193,3 +201,50 @@ def test_off_road_equals_a_loop(points: list[Point], mask: list[bool]) -> None:
 def test_off_road_rejects() -> None:
     with pytest.raises(ValueError, match="drivable: expected a bool"):
         off_road(torch.zeros(1, 2, 2), torch.ones(1, dtype=torch.long), torch.ones(1, 4, 4))
+
+
+# Several answers.
+
+
+def test_scores_of_answers_agree_with_loops() -> None:
+    generator = torch.Generator().manual_seed(0)
+    distances = 8 * torch.rand(40, 3, 4, generator=generator)
+    distances[0, 1] = math.inf  # an answer that is not there
+    probability = torch.rand(40, 3, generator=generator)
+    probability = 0.9 * probability / probability.sum(1, keepdim=True)
+    probability[0, 1] = 0
+    counts = 1 + torch.arange(40) % 4
+    scores = answer_scores(distances, probability, counts, near=4.0)
+    for row in range(40):
+        paths, p = range(int(counts[row])), probability[row].tolist()
+        d = distances[row].tolist()
+        nearest = [min(range(3), key=lambda a, k=k: d[a][k]) for k in paths]
+        by = [a if d[a][k] <= 4 else None for k, a in enumerate(nearest)]
+        brier = [sum((p[a] - (a == hit)) ** 2 for a in range(3)) + (hit is None) for hit in by]
+        stray = sum(p[a] for a in range(3) if min(d[a][k] for k in paths) > 4) / sum(p)
+        wanted = {
+            "min_ade": min(d[a][k] for a in range(3) for k in paths),
+            "miss": float(all(hit is None for hit in by)),
+            "coverage": sum(hit is not None for hit in by) / len(by),
+            "stray": stray,
+            "brier": sum(brier) / len(brier),
+        }
+        assert {name: float(scores[name][row]) for name in wanted} == pytest.approx(wanted, abs=1e-5)
+        assert scores["frequency"][row].tolist() == pytest.approx([by.count(a) / len(by) for a in range(3)])
+
+
+def test_distances_of_answers_are_those_of_one_prediction() -> None:
+    generator = torch.Generator().manual_seed(0)
+    points, paths = 50 * torch.rand(5, 3, 7, 2, generator=generator), 50 * torch.rand(5, 2, 6, 2, generator=generator)
+    lengths, path_lengths = torch.randint(0, 8, (5, 3), generator=generator), torch.randint(1, 7, (5, 2))
+    found = path_distances(points, lengths, paths, path_lengths)
+    for a in range(3):
+        one = path_scores(points[:, a], lengths[:, a], paths, path_lengths, torch.full((5,), 2), empty=math.inf)
+        torch.testing.assert_close(found[:, a].amin(-1), one["min_ade"])
+
+
+def test_calibration_error_is_none_where_what_is_stated_comes_true() -> None:
+    p = torch.linspace(0.05, 0.95, 10)
+    assert float(calibration_error(p, p)) == 0
+    assert float(calibration_error(p, p + 0.03)) == pytest.approx(0.03, abs=1e-6)
+    assert float(calibration_error(torch.tensor([0.52, 0.58]), torch.tensor([0.0, 1.0]))) == pytest.approx(0.05)

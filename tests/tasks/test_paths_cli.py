@@ -73,6 +73,32 @@ def test_a_map_never_seen_trains_evaluates_and_compares(
     assert all(row["encoder_ms"] > 0 < row["decode_ms"] for row in json.loads(out.read_text())["rows"])
 
 
+def test_maps_left_out_make_one_table_and_one_of_several_answers(
+    town: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_map(procedural_map(junctions=12, shares=(0, 1, 1), seed=6), tmp_path / "a.json")
+    save_map(procedural_map(junctions=12, shares=(1, 1, 1), seed=7), tmp_path / "b.json")
+    scenes = tmp_path / "scenes.npz"
+    assert main(["scenes", "--source", str(tmp_path), "--scenes", "24", "--out", str(scenes)]) == 0
+    runs = []
+    for name, method in (("procedural-6", "cpl"), ("procedural-7", "cpl"), ("procedural-7", "multi_hypothesis")):
+        runs.append(str(tmp_path / f"{name}-{method}"))
+        options = ["--source", str(scenes), "--split", f"map:{name}", "--held-out", "0.2", "--rotate", "10"]
+        assert main(["train", "paths", "--method", method, "--run", runs[-1], *options, *TINY]) == 0
+    out = tmp_path / "table.json"
+    assert main(["table", "paths", *runs, "--rule", "held-out", "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["section"] for row in rows] == ["procedural-6 left out", *["procedural-7 left out"] * 2]
+    assert main(["table", "paths", *runs, "--answers", "3", "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["method"] for row in rows] == ["CPL", "Multi-hypothesis", "CPL"]
+    assert all(0 <= row[name] <= 1 for row in rows for name in ("coverage", "stray", "miss", "ece", "ece_n2plus"))
+    capsys.readouterr()
+    assert main(["table", "paths", str(out), "--answers", "3", "--markdown"]) == 0
+    assert "*procedural-7 left out*" in capsys.readouterr().out
+    assert main(["evaluate", runs[0], "--source", str(town), "--json"]) == 0  # a map that no run knows
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -91,7 +117,8 @@ def test_a_map_never_seen_trains_evaluates_and_compares(
         (["scenes", "--scenes", "4", "--out", "scenes.zip"], "scenes.zip: expected a name that ends in .npz"),
         (["scenes", "--scenes", "4", "--show", "scenes.jpg"], "scenes.jpg: expected a name that ends in .png"),
         (["scenes", "--scenes", "1"], "scenes = 1"),
-        (["scenes", "--split", "random"], "invalid choice"),
+        (["scenes", "--split", "random"], "split = 'random': expected index, geography or map:NAME"),
+        (["train", "paths", "--scenes", "2", "--split", "map:x"], "'map:x': expected one of the maps procedural-0"),
     ],
 )
 def test_errors_are_one_line_and_name_the_culprit(

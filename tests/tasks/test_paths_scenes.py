@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from torchcpl.tasks.paths.scenes import (
     save_scenes,
     split_by_geography,
     split_by_index,
+    split_by_map,
 )
 
 # Enumeration.
@@ -410,6 +412,17 @@ def test_geography_split_parts_are_apart(made: Scenes, held_out: float) -> None:
 @pytest.mark.parametrize("held_out", [0.0, 0.1])
 def test_geography_split_parts_are_apart_on_real_maps(shared_data: Path, held_out: float) -> None:
     check_parts(generate(load_maps(shared_data / "lane-graphs"), 240, seed=1, workers=1), held_out)
+
+
+def test_a_map_is_left_out_whole_and_choices_are_made_on_areas_of_the_others(made: Scenes) -> None:
+    other = dataclasses.replace(made, maps=("here", "there"), map_index=np.arange(len(made)) % 2)
+    split = split_by_map(other, "there", 0.2)
+    assert split.val.tolist() == np.flatnonzero(other.map_index == 1).tolist()
+    assert sorted(itertools.chain(split.train, split.held_out, split.dropped)) == np.arange(0, len(made), 2).tolist()
+    assert len(split.held_out) == round(0.2 * len(made) / 2)
+    check_apart(other, split.train, split.held_out)
+    with pytest.raises(ValueError, match="split = 'map:nowhere': expected one of the maps here, there"):
+        split_by_map(other, "nowhere")
 
 
 # On the device.

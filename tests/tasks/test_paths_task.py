@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torchcpl.checkpoints import load_checkpoint
 from torchcpl.inference import compile_for_inference
+from torchcpl.metrics import path_distances
 from torchcpl.selectors import MultiHypothesis
 from torchcpl.tasks.paths.backbones import build_backbone, position_code
 from torchcpl.tasks.paths.benchmark import PUBLISHED, PathsBenchmark
@@ -347,6 +348,51 @@ def test_published_rows_stand_beside_the_papers_maps_and_split_alone(
     save_scenes(dataclasses.replace(scenes, maps=(name,)), tmp_path / "scenes.npz")
     found = PathsBenchmark().published(PathsConfig(**SMALL, source=str(tmp_path / "scenes.npz"), split=split))
     assert found == (PUBLISHED if shown else [])
+
+
+def test_further_scenes_are_trained_on_and_not_reported(scenes: Scenes, tmp_path: Path) -> None:
+    save_scenes(scenes.select(range(5)), tmp_path / "more.npz")
+    made, plain = task(scenes, extra=str(tmp_path / "more.npz")), task(scenes)
+    assert len(made.train) == len(plain.train) + 5
+    assert torch.equal(made.train.images[-5:], torch.from_numpy(scenes.images[:5]))
+    assert torch.equal(made.reported.images, plain.reported.images)
+
+
+# Several answers.
+
+
+@pytest.mark.parametrize("method", ["cpl", "pointer", "multi_hypothesis", "threshold"])
+def test_answers_are_apart_and_their_probabilities_are_the_methods(scenes: Scenes, method: str) -> None:
+    torch.manual_seed(0)
+    made = task(scenes, method=method, max_len=6)
+    model = made.build().eval()
+    if method in ("cpl", "pointer"):  # untrained, it would draw nothing twice
+        model.selection_weight = 1.0
+        fitted = torch.optim.Adam(model.parameters(), 0.01)
+        batch = PathBatch(made.train.images[:4], made.train.paths[:4, 0, :5])
+        for _ in range(30):
+            fitted.zero_grad()
+            model(batch)["loss"].backward()
+            fitted.step()
+        model.eval()
+    with torch.no_grad():
+        images = made.train.images[:4]
+        found = model.answers(images, 3)
+        total = found.probability.sum(1)
+        assert bool((total <= 1 + 1e-5).all())
+        given = found.probability > 0
+        assert bool((found.lengths[given] > 0).all()) or method in ("multi_hypothesis", "threshold")
+        gaps = path_distances(found.points, found.lengths, found.points, found.lengths)
+        gaps = gaps.masked_fill(torch.eye(gaps.shape[1], dtype=torch.bool), math.inf)
+        assert bool((gaps > 4).all())
+        if method in ("multi_hypothesis", "threshold"):
+            torch.testing.assert_close(total, torch.ones(4))
+        if method == "threshold":
+            assert torch.equal(found.lengths[:, 0], model.select(images).lengths)
+        if method == "multi_hypothesis":
+            features = model.encode(images)
+            _, choice = model.method.hypotheses(features, model._all(features))
+            assert bool((found.probability[:, 0] >= choice.softmax(-1).amax(-1) - 1e-6).all())
 
 
 # What is refused.

@@ -244,10 +244,11 @@ def make_scenes(
     for path, suffix in ((out, ".npz"), (show, ".png")):
         if path and path.suffix != suffix:
             raise ValueError(f"{path}: expected a name that ends in {suffix}")
+    wanted = [override(config, split=split) for split in splits]  # refused before anything is drawn
     scenes = load_source(config)
     say(f"{len(scenes)} scenes of {', '.join(scenes.maps)}; valid paths: {_strata(scenes.counts)}")
-    for split in splits:
-        say(f"Split by {split}: {split_scenes(override(config, split=split), scenes)}")
+    for each in wanted:
+        say(f"Split by {each.split}: {split_scenes(each, scenes)}")
     if out:
         save_scenes(scenes, out)
         say(f"Written to {out}, {out.stat().st_size / 1e6:.1f} MB")
