@@ -72,7 +72,7 @@ __all__ = [
     "stochastic_beam",
     "subset_nll",
 ]
-_LATER = {  # with what they import, when first used
+_LATER = {  # imported on first use
     "Predictor": "torchcpl.predict",
     "Selector": "torchcpl.estimator",
     "load": "torchcpl.predict",

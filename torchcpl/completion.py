@@ -1,4 +1,4 @@
-"""Shell completion: a script made from the command line's own parser, so that pressing Tab starts no Python."""
+"""Shell completion: a static script generated from the argument parser, so that Tab starts no Python."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 def words_of(parser: argparse.ArgumentParser, path: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Every command (" train subsets") with what may follow it: commands, options, choices."""
+    """Every command (" train subsets") with its subcommands, options and choices."""
     words: list[str] = []
     for action in parser._actions:
         words += [option for option in action.option_strings if option.startswith("--")]

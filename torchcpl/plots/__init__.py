@@ -1,4 +1,4 @@
-"""Results in, figures out: arrays to matplotlib figures in one style."""
+"""Matplotlib figures of results, in one style."""
 
 from torchcpl.plots.bags import embedding, interaction, picked_images, selection_steps
 from torchcpl.plots.curves import Curve, Trade, convergence, grouped_bars, precision_recall

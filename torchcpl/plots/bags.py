@@ -1,4 +1,4 @@
-"""A bag of candidates in clusters, and what was picked from it."""
+"""A bag of candidates in clusters, and the picks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @styled
 def selection_steps(probabilities: Array, picks: Sequence[int], labels: Array, names: Sequence[str]) -> Figure:
-    """A panel a choice: the probability of every candidate and of the stop after the picks so far.
+    """One panel per choice: the probability of every candidate and of the stop after the picks so far.
 
     ``probabilities`` (T+1, N+1), the stop last, after 0, 1, …, T picks; ``picks`` (T,) in order; ``labels`` (N,) the
     cluster of each candidate, an index into ``names``.
@@ -29,7 +29,7 @@ def selection_steps(probabilities: Array, picks: Sequence[int], labels: Array, n
     figure = new_figure(WIDTH, 0.92 * rows + 0.55)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     stop_at = places.max() + 9
-    # The last stop is much higher than any candidate: its bar is broken and its value written beside it.
+    # The final stop is much likelier than any candidate: its bar is broken, with its value next to it.
     height = float(probabilities[:, :N].max()) * 1.45
     colours = [_colour(groups, label) for label in labels[order]]
     for t, panel in enumerate(axes.T.flat):
@@ -45,7 +45,7 @@ def selection_steps(probabilities: Array, picks: Sequence[int], labels: Array, n
                     [stop_at - 2.4, stop_at + 2.4], [(y - 0.04) * height, (y + 0.04) * height], "-w", linewidth=1.5
                 )
         position = {int(candidate): places[i] for i, candidate in enumerate(order)}
-        for pick in picks[:t]:  # what can no longer be picked
+        for pick in picks[:t]:  # marks the earlier picks
             colour = _colour(groups, labels[pick])
             panel.plot(position[pick], -0.055 * height, "^", color=colour, markersize=3.2, clip_on=False)
         x, value = (position[picks[t]], probabilities[t, picks[t]]) if t < T else (stop_at, min(stop, height))
@@ -74,7 +74,7 @@ def selection_steps(probabilities: Array, picks: Sequence[int], labels: Array, n
 
 @styled
 def embedding(points: Array, labels: Array, picks: Sequence[int], names: Sequence[str]) -> Figure:
-    """Candidates (N, 2) in the plane, coloured by cluster, the picks numbered in order."""
+    """Candidates (N, 2) as a scatter plot, coloured by cluster, the picks numbered in order."""
     groups = _groups(labels)
     figure = new_figure(WIDTH / 2, WIDTH / 2)
     axes = figure.subplots()
@@ -84,7 +84,7 @@ def embedding(points: Array, labels: Array, picks: Sequence[int], names: Sequenc
     spread = np.ptp(points, axis=0).max()
     for group in groups:
         inside = points[labels == group]
-        # The name stands beside the cluster, away from the middle of the picture.
+        # The name is placed next to the cluster, away from the centre.
         middle = np.median(inside, axis=0)
         away = middle - points.mean(0)
         away = away / max(np.linalg.norm(away), 1e-9)
@@ -133,19 +133,19 @@ def interaction(W: Array, labels: Array, names: Sequence[str]) -> Figure:
 
 @styled
 def picked_images(images: Array, labels: Array, picks: Sequence[int], names: Sequence[str]) -> Figure:
-    """The images (N, H, W) or (N, H, W, 3) uint8 of a bag, a row a cluster, the picks framed and numbered."""
+    """The images (N, H, W) or (N, H, W, 3) uint8 of a bag, one row per cluster, the picks framed and numbered."""
     groups = _groups(labels)
     widest = max(int((labels == group).sum()) for group in groups)
     per_row = min(widest, 40)
     H, W = images.shape[1:3]
-    scale = max(1, -(-24 // H))  # small images are enlarged, so that their pixels stay crisp
+    scale = max(1, -(-24 // H))  # upsample small images by repetition, without blurring
     cell = WIDTH * 0.9 / per_row
     figure = new_figure(WIDTH, len(groups) * cell * H / W * 1.34 + 0.1)
     axes = figure.subplots()
     gap, number = 0.34, {int(pick): i for i, pick in enumerate(picks, 1)}
     for line, group in enumerate(groups):
         members = np.flatnonzero(labels == group)
-        # Picks first, in order: the rest of a long row may be cut.
+        # Picks first, in order: a long row is truncated.
         members = np.array(sorted(members, key=lambda i: (number.get(int(i), len(labels)), i)))[:per_row]
         y = -line * (1 + gap)
         axes.text(-0.35, y + 0.5, names[group], ha="right", va="center", fontsize=8, fontweight="bold")
@@ -171,7 +171,7 @@ def picked_images(images: Array, labels: Array, picks: Sequence[int], names: Seq
 
 
 def _fit_labels(axes: Any, names: Sequence[str], groups: Sequence[int]) -> None:
-    """Slant the names on the x axis where they would run into each other."""
+    """Rotate the names on the x axis if they would overlap."""
     if sum(len(names[group]) for group in groups) > 28:
         axes.tick_params(axis="x", labelrotation=30)
         for text in axes.get_xticklabels():
@@ -194,7 +194,7 @@ def _colour(groups: Sequence[int], label: int) -> str:
 
 
 def _grouped(labels: Array) -> tuple[Array, Array, list[int]]:
-    """The candidates cluster by cluster, where each stands on an axis with a gap between clusters, the clusters."""
+    """The candidates sorted by cluster, their positions on an axis with gaps between clusters, and the clusters."""
     order = np.argsort(labels, kind="stable")
     breaks = np.concatenate([[0], (np.diff(labels[order]) != 0).cumsum()])
     return order, np.arange(len(order)) + 3.0 * breaks, _groups(labels)

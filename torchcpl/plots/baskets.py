@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @styled
 def pair_matrix(W: Array, names: Sequence[str]) -> Figure:
-    """W (N, N) with the items' names: red for complements, blue for substitutes; like items side by side."""
-    order = np.argsort(np.linalg.eigh(W + W.T)[1][:, -1])  # along the direction in which they differ most
+    """W (N, N) with the items' names: red for complements, blue for substitutes; similar items are adjacent."""
+    order = np.argsort(np.linalg.eigh(W + W.T)[1][:, -1])  # sorted by the leading eigenvector
     values = W[np.ix_(order, order)].copy()
     np.fill_diagonal(values, np.nan)
     limit = float(np.nanquantile(np.abs(values), 0.98)) or 1.0
@@ -38,7 +38,7 @@ def pair_matrix(W: Array, names: Sequence[str]) -> Figure:
 
 @styled
 def growing_basket(added: Sequence[str], choices: Sequence[Sequence[tuple[str, float]]]) -> Figure:
-    """The likeliest choices after each item; what is added next stands out, and so does the stop."""
+    """The likeliest choices after each item, the one that is added next highlighted."""
     figure = new_figure(WIDTH, 0.95 * len(choices))
     rows: Any = figure.subplots(len(choices), 1, sharex=True, squeeze=False)[:, 0]
     for step, (axes, best) in enumerate(zip(rows, choices, strict=True)):
@@ -56,7 +56,7 @@ def growing_basket(added: Sequence[str], choices: Sequence[Sequence[tuple[str, f
 
 @styled
 def by_size(sizes: Sequence[int], curves: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> Figure:
-    """Mean log-likelihood by size, less that of the first curve."""
+    """Mean log-likelihood by size, relative to the first curve."""
     figure = new_figure(WIDTH * 0.62, WIDTH * 0.42)
     axes = figure.subplots()
     base = np.array(next(iter(curves.values())))

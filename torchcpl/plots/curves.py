@@ -1,4 +1,4 @@
-"""A metric over training, recall against precision, bars by group."""
+"""Convergence curves, precision–recall curves, grouped bars."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Curve(NamedTuple):
-    """A metric over the epochs (E,): ``values`` (S, E), a row a seed, and where the star is: epoch and value."""
+    """A metric over the epochs ``at`` (E,): ``values`` (S, E), one row per seed, and the ``best`` epoch and value."""
 
     at: Array
     values: Array
@@ -23,7 +23,7 @@ class Curve(NamedTuple):
 
 
 class Trade(NamedTuple):
-    """A method's recall and precision as its knob varies, and at the knob that was chosen."""
+    """A method's recall and precision as its knob varies, and at the chosen knob."""
 
     recall: Array
     precision: Array
@@ -32,7 +32,7 @@ class Trade(NamedTuple):
 
 @styled
 def convergence(curves: Mapping[str, Curve], column: Column, colours: Mapping[str, str]) -> Figure:
-    """A line a method: the mean over seeds, ± one deviation, with a star at its best, written as in the table."""
+    """One line per method: mean ± std over seeds, with a star and the value at its best."""
     high = column.best == "max"
     figure = new_figure(WIDTH * 0.58, WIDTH * 0.38)
     axes = figure.subplots()
@@ -46,7 +46,7 @@ def convergence(curves: Mapping[str, Curve], column: Column, colours: Mapping[st
             *best, "*", color=colours[name], markersize=11, markeredgecolor="white", markeredgewidth=0.8, zorder=5,
             clip_on=False,
         )  # fmt: skip
-        above = high == (name == winner)  # the best value stands beyond its star, others between: they may be near
+        above = high == (name == winner)  # the best method's value outside the curves, the others' inside
         axes.annotate(
             column.cell({column.name: best[1]}), best, (0, 7 if above else -13), textcoords="offset points",
             ha="center", fontsize=7, color=dark(colours[name]),
@@ -61,7 +61,7 @@ def convergence(curves: Mapping[str, Curve], column: Column, colours: Mapping[st
 
 @styled
 def precision_recall(trades: Mapping[str, Trade], colours: Mapping[str, str]) -> Figure:
-    """A line a method as its threshold or stop bias varies, a dot at the chosen one, over lines of equal F1."""
+    """One line per method as its threshold or stop bias varies, a dot at the chosen one, over isolines of F1."""
     figure = new_figure(WIDTH * 0.55, WIDTH * 0.5)
     axes = figure.subplots()
     axes.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="CluRec", ylabel="CluPrec")
@@ -89,7 +89,7 @@ def grouped_bars(
     heights: Mapping[str, Sequence[float | None]], groups: Sequence[str], label: str, xlabel: str,
     colours: Mapping[str, str], deviations: Mapping[str, Sequence[float | None]] | None = None,
 ) -> Figure:  # fmt: skip
-    """For each group a bar a method, as high as its value, none where that is None; its deviation as a whisker."""
+    """For each group one bar per method, none where its value is None, with error bars."""
     figure = new_figure(WIDTH * 0.58, WIDTH * 0.38)
     axes = figure.subplots()
     width = 0.84 / len(heights)

@@ -1,4 +1,4 @@
-"""Scenes from above: routes over a picture, and a selection on a grid of cells, step by step."""
+"""Bird's-eye scenes: routes over an image, and a selection on a grid of cells, step by step."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torchcpl.plots.style import FAINT, INK, STYLE, WIDTH, Array, new_figure, st
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = 64  # of an animation
+COLOURS = 64  # palette of an animation
 
 
 class Route(NamedTuple):
-    """Points (T, 2) on a picture, x right and y down in its pixels; a line through them where they have an order."""
+    """Points (T, 2) in pixels, x right and y down; connected by a line if ``ordered``."""
 
     points: Array
     colour: str
@@ -26,7 +26,7 @@ class Route(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """A picture (H, W, 3) uint8 with routes over it, and a few words in its corner."""
+    """An image (H, W, 3) uint8 with routes over it, and a label in its corner."""
 
     picture: Array
     routes: Sequence[Route]
@@ -34,17 +34,17 @@ class Scene(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """A selection on a grid of cells over a picture, after 0, 1, …, T picks."""
+    """A selection on a grid of cells over an image, after 0, 1, …, T picks."""
 
     picture: Array  # (H, W, 3) uint8
-    points: Array  # (T, 2) where the picks lie, in pixels
+    points: Array  # (T, 2) positions of the picks, in pixels
     probabilities: Array  # (T+1, R, C) of each cell to be picked next
-    added: Array  # (T+1, R, C) what the picks added to the cells' logits, NaN in cells that are not shown
+    added: Array  # (T+1, R, C) what the picks added to the logits, NaN in cells that are not shown
 
 
 @styled
 def scene_rows(rows: Mapping[str, Sequence[Scene]]) -> Figure:
-    """A row of pictures a name, each with its routes; a row may be shorter than others."""
+    """A row of images for every name, each with its routes; rows may differ in length."""
     columns = max(map(len, rows.values()))
     figure = new_figure(WIDTH, (WIDTH - 0.2) / columns * len(rows), packed=True)
     grid = figure.subplots(len(rows), columns, squeeze=False)
@@ -64,7 +64,7 @@ def scene_rows(rows: Mapping[str, Sequence[Scene]]) -> Figure:
 
 @styled
 def decoding_steps(decoding: Decoding, steps: Sequence[int]) -> Figure:
-    """After each of ``steps`` picks: how likely every cell is to be next, and what the picks added to its logit."""
+    """After each of ``steps`` picks: the probability of every cell to be next, and what was added to its logit."""
     figure = new_figure(WIDTH, 2 * (WIDTH - 0.9) / len(steps) + 0.3, packed=True)
     grid = figure.subplots(2, len(steps), squeeze=False)
     for line, kind in zip(grid, ("probabilities", "added"), strict=True):
@@ -78,7 +78,7 @@ def decoding_steps(decoding: Decoding, steps: Sequence[int]) -> Figure:
 
 
 def animation(decoding: Decoding, seconds: float = 0.22, pause: float = 2.5) -> bytes:
-    """The decoding as a GIF: a frame a pick, ``seconds`` each, the last one for ``pause``."""
+    """The decoding as a GIF: one frame per pick, ``seconds`` each, the last one ``pause``."""
     with extra():
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -100,7 +100,7 @@ def animation(decoding: Decoding, seconds: float = 0.22, pause: float = 2.5) -> 
             canvas.draw()
             figure.set_layout_engine("none")  # laid out once, for the first frame
             frames.append(np.asarray(canvas.buffer_rgba())[..., :3].copy())
-    # One palette for all frames and no dithering: pixels that do not change cost nothing.
+    # One palette for all frames and no dithering, so that unchanged pixels compress.
     strip = Image.fromarray(np.concatenate(frames)).quantize(COLOURS, dither=Image.Dither.NONE)
     height, width = frames[0].shape[:2]
     stills = [strip.crop((0, i * height, width, (i + 1) * height)) for i in range(len(frames))]
@@ -113,7 +113,7 @@ def animation(decoding: Decoding, seconds: float = 0.22, pause: float = 2.5) -> 
 
 
 class _View:
-    """One half of a decoding, ``probabilities`` or ``added``, over its faint picture."""
+    """One panel of a decoding, ``probabilities`` or ``added``, over its image."""
 
     def __init__(self, axes: Any, decoding: Decoding, kind: str) -> None:
         from matplotlib import colormaps
@@ -123,7 +123,7 @@ class _View:
         self.axes, self.points = axes, decoding.points
         self.values = getattr(decoding, kind)
         self.likely = kind == "probabilities"
-        # The largest increase sets the scale, or the upper decile where all decrease: cells behind fall without bound.
+        # The largest increase sets the scale, or the 90th percentile where all decrease: decreases are unbounded.
         limit = max(float(np.nanmax(decoding.added)), -float(np.nanquantile(decoding.added, 0.9)), 1.0)
         self.norm = LogNorm(1e-4, 1, clip=True) if self.likely else Normalize(-limit, limit, clip=True)
         self.colours = colormaps["YlOrRd" if self.likely else "RdBu_r"]
@@ -131,7 +131,7 @@ class _View:
         _picture(axes, decoding.picture)
         blank = np.zeros((*self.values.shape[1:], 4))
         self.cells = axes.imshow(blank, extent=(0, W, H, 0), interpolation="nearest", zorder=2)
-        halo = [withStroke(linewidth=2.4, foreground="white")]  # to be seen on dark cells too
+        halo = [withStroke(linewidth=2.4, foreground="white")]  # visible on dark cells
         (self.line,) = axes.plot([], [], "-o", color=INK, linewidth=0.9, markersize=1.7, zorder=3, path_effects=halo)
         (self.next,) = axes.plot([], [], "o", color=INK, markerfacecolor="none", markersize=4.5, zorder=4)
 

@@ -1,6 +1,6 @@
-"""One style for all figures, without global state, and what every figure uses.
+"""The style of all figures, without global state.
 
-Colours are M. Petroff's ten, made to be told apart with any colour vision; names and numbers say the same again.
+Colours are M. Petroff's ten, distinguishable with any colour vision; no information is in the colour alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Array = NDArray[Any]
 PALETTE = (
     "#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd",
 )  # fmt: skip
-# A method has one colour in the figures of all tasks.
+# The colour of each method, in the figures of all tasks.
 METHODS = {
     "cpl": PALETTE[2],
     "pointer": PALETTE[0],
@@ -47,12 +47,12 @@ STYLE = {
     "grid.color": "#e6e9ee",
     "axes.axisbelow": True,
     "svg.fonttype": "path",
-    "svg.hashsalt": "torchcpl",  # the same figure is the same file
+    "svg.hashsalt": "torchcpl",  # reproducible files
 }
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw in the library's style and leave matplotlib's own settings alone."""
+    """Draw in this style, without changing matplotlib's settings."""
 
     @wraps(draw)
     def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -84,7 +84,7 @@ def save(figure: Figure, stem: str | Path) -> None:
 
 
 def new_figure(width: float, height: float, packed: bool = False) -> Figure:
-    """A figure in inches, its axes close together where they are ``packed``."""
+    """A figure of a size in inches; ``packed`` puts its axes close together."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -93,6 +93,6 @@ def new_figure(width: float, height: float, packed: bool = False) -> Figure:
 
 
 def dark(colour: str) -> str:
-    """A colour dark enough for letters on white."""
+    """A darker shade, for text on white."""
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(part * 0.68):02x}" for part in parts)

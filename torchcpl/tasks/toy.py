@@ -1,6 +1,6 @@
-"""The paper's toy example: two valid answers, {a} and {b, c}, and two hybrids, d and e, that are in neither.
+"""The paper's toy example: two valid answers, {a} and {b, c}, and two hybrid items, d and e, that are in neither.
 
-Matching under ambiguity prefers the hybrid {d, e}: it is nearly right for both answers and right for none. CPL commits.
+A matching loss prefers the hybrid {d, e}, close to both answers and equal to none; CPL commits to one of them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def expected_cost(prediction: str) -> Fraction:
 
 
 def paper_potentials(first: str = "a") -> Potentials:
-    """The paper's θ and W. They tie a with b for the first pick; ``first`` gets the edge."""
+    """The paper's θ and W, in which a and b tie for the first pick; ``first`` breaks the tie."""
     unary = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0])
     unary[ITEMS.index(first)] += 1e-3
     W = torch.zeros(5, 5)  # W[j, i]: the effect on j of having picked i
@@ -75,17 +75,17 @@ def indices(items: str) -> Tensor:
 
 
 def draw_answers(count: int, generator: torch.Generator) -> Tensor:
-    """(count, 2) targets with −1 padding: each shows one of the two answers, as supervision does."""
+    """(count, 2) targets with −1 padding, each one of the two answers."""
     answers = torch.tensor([[0, -1], [1, 2]])
     return answers[torch.randint(2, (count,), generator=generator)]
 
 
 def train_cpl(steps: int = 500, batch: int = 256, seed: int = 0) -> Potentials:
-    """θ, W and the stop of one CPL, learned from single samples of the ambiguous target."""
+    """θ, W and stop of a CPL trained on samples of the ambiguous target."""
     generator = torch.Generator().manual_seed(seed)
     unary, stop, W = (torch.zeros(shape, requires_grad=True) for shape in ((1, 5), (1,), (1, 5, 5)))
     optimizer = torch.optim.Adam([unary, stop, W], lr=0.1)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)  # the samples' noise must average out
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)  # averages out the sampling noise
     for _ in range(steps):
         pot = Potentials(unary.expand(batch, -1), stop.expand(batch), Dense(W.expand(batch, -1, -1)))
         loss = subset_nll(pot, draw_answers(batch, generator), 2, per_step=False, generator=generator)
@@ -97,7 +97,7 @@ def train_cpl(steps: int = 500, batch: int = 256, seed: int = 0) -> Potentials:
 
 
 def train_matching(steps: int = 2000, batch: int = 64, seed: int = 0) -> dict[str, float]:
-    """How much a predictor trained on the matching cost of single samples believes in each candidate prediction."""
+    """The probability of each candidate prediction after training on the matching cost of single samples."""
     generator = torch.Generator().manual_seed(seed)
     cost = torch.tensor([[float(matching_cost(p, answer)) for answer in ANSWERS] for p in CANDIDATES])  # (3, 2)
     logits = torch.zeros(len(CANDIDATES), requires_grad=True)
@@ -112,12 +112,12 @@ def train_matching(steps: int = 2000, batch: int = 64, seed: int = 0) -> dict[st
 
 
 def set_probability(pot: Potentials, items: str) -> float:
-    """P(the process ends with exactly these items), in any order."""
+    """P(set) of exactly these items, in any order."""
     return float(ContextualPlackettLuce(pot).set_log_prob(indices(items)).exp())
 
 
 def run(seed: int = 0) -> list[dict[str, object]]:
-    """A row for each candidate prediction: its matching cost, and what three predictors make of it."""
+    """A row for each candidate prediction: its matching cost, and its probability under three predictors."""
     decoded = {names(greedy(paper_potentials(first)).tolist()[0]) for first in "ab"}
     learned, matching = train_cpl(seed=seed), train_matching(seed=seed)
     return [
