@@ -56,9 +56,10 @@ def jobs(folder: Path, seeds: int, only: list[str]) -> Iterator[tuple[str, Baske
     for method in ("cpl", "ndpp", "dpp") if "apparel" in shops else ():
         for seed in range(5):
             yield job("apparel", method, seed, "-random", **NONSYMMETRIC, split_seed=seed)
-    yield from (job(shop, "cpl", seed, kind="lowrank") for shop in shops for seed in range(seeds))
     less: dict[str, Any] = {"epochs": 20, "validate_every": 4}
-    yield from (job(shop, "pointer", seed, **less) for seed in range(seeds) for shop in shops)
+    for seed in range(seeds):
+        yield from (job(shop, "pointer", seed, **less) for shop in shops)
+        yield from (job(shop, "cpl", seed, kind="lowrank") for shop in shops)
 
 
 def work(path: Path, config: BasketsConfig) -> None:

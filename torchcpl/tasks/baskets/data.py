@@ -149,7 +149,7 @@ def padded(baskets: Sequence[Sequence[int]]) -> Tensor:
 
 def divide(baskets: list[list[int]], held_out: Sequence[int], seed: int, source: str) -> dict[str, list[list[int]]]:
     """Validation, test and training baskets by a random permutation."""
-    valid, test = (given or len(baskets) // share for given, share in zip(held_out, (10, 5), strict=True))
+    valid, test = (given or max(1, len(baskets) // share) for given, share in zip(held_out, (10, 5), strict=True))
     if valid < 1 or test < 1 or valid + test >= len(baskets):
         raise ValueError(f"{source}: expected more baskets than {valid} + {test} to hold out, got {len(baskets)}")
     order = np.random.default_rng(seed).permutation(len(baskets))
