@@ -18,6 +18,7 @@ from torchcpl import checks
 from torchcpl.decoding import rollout
 from torchcpl.inference import copied, leaves
 from torchcpl.kernels import use
+from torchcpl.kernels.streams import side_by_side
 from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -474,6 +475,27 @@ def test_decoding_does_not_make_the_host_wait(kind: str) -> None:
                 cpl.sample(pot, 4, max_len=31)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
+
+
+def test_side_by_side_on_the_cpu_is_one_after_the_other() -> None:
+    said: list[int] = []
+    assert side_by_side(lambda: said.append(1), lambda: said.append(2)) == [None, None]
+    assert said == [1, 2]
+
+
+@on_cuda
+def test_branches_of_a_graph_wait_for_what_they_read_and_are_waited_for() -> None:
+    a, b = torch.randn(2, 512, 512, device="cuda")
+
+    def both(x: Tensor) -> Tensor:
+        y = x @ a
+        one, other = side_by_side(lambda: y @ b, lambda: (y @ a) @ b)
+        return one + other
+
+    run = cpl.compile_for_inference(both, a)
+    for _ in range(20):
+        x = torch.randn(512, 512, device="cuda")
+        torch.testing.assert_close(run(x), both(x))
 
 
 @pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 0.9), (torch.float16, 0.98)])

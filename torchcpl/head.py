@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torchcpl.checks import check_choice, check_count, check_number, check_tensor
 from torchcpl.interactions import Contextual, Coverage, Interaction, LowRank, Recent
 from torchcpl.interactions.base import autocasting
+from torchcpl.kernels.streams import side_by_side
 from torchcpl.potentials import Potentials
 
 ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU}
@@ -124,8 +126,8 @@ class CPLHead(nn.Module):
         token = self.stop_token.to(features.dtype).expand(batch, 1, -1)
         rows = torch.cat([features, token], 1).flatten(0, 1)  # (B·(N+1), dim): flat, so that chunks are not copied
         parts = zip(self.outputs, self.hidden(rows).chunk(len(self.outputs), -1), strict=True)
-        found = {name: self.get_submodule(name)(part) for name, part in parts}
-        scores = {name: out.view(batch, n + 1, out.shape[-1]) for name, out in found.items()}
+        found = side_by_side(*(partial(self.get_submodule(name), part) for name, part in parts))
+        scores = {name: out.view(batch, n + 1, out.shape[-1]) for name, out in zip(self.outputs, found, strict=True)}
         unary, stop = scores["unary"][:, :n, 0], scores["unary"][:, -1, 0]  # (B, N), (B,)
         stop_key = scores["keys"][:, -1] if self.live_stop else None
         keys, values, *more = (scores[name][:, :n] for name in self.outputs[1:])  # (B, N, h) each

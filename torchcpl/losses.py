@@ -27,11 +27,9 @@ def ordered_nll(pot: Potentials, order: Tensor, *, per_step: bool = False, reduc
     check_choice("reduction", reduction, REDUCTIONS)
     check_choice("per_step", per_step, (True, False))
     check_sequences("order", order, pot, picks_real=True)
-    picks, stop = (part.squeeze(1) for part in dispatch.prefix_log_probs(pot, order.unsqueeze(1), Rules(pot)))
-    length = (order >= 0).sum(-1)
-    loss = -picks.sum(-1) - stop.gather(1, length.unsqueeze(-1)).squeeze(-1)  # of (B, T+1) each
+    loss = -dispatch.sequence_log_probs(pot, order.unsqueeze(1), Rules(pot)).squeeze(1)
     if per_step:
-        loss = loss / (length + 1)
+        loss = loss / ((order >= 0).sum(-1) + 1)
     return blame_nan(reduced(loss, reduction), pot)
 
 
@@ -128,7 +126,7 @@ def shuffled(target: Tensor, permutations: int, generator: torch.Generator | Non
 
 def _permutation_loss(pot: Potentials, target: Tensor, orders: Tensor, weights: tuple[float, float]) -> Tensor:
     """(B,) the mean over the prefixes of ``orders`` (B, P, T)."""
-    picks, stop = dispatch.prefix_log_probs(pot, orders, Rules(pot), remaining=True)  # (B, P, T+1)
+    picks, stop = dispatch.remaining_log_probs(pot, orders, Rules(pot))  # (B, P, T+1)
     size = (target >= 0).sum(-1, keepdim=True)  # (B, 1)
     left = (size - torch.arange(picks.shape[2], device=target.device)).unsqueeze(1)  # (B, 1, T+1); < 0 after the end
     terms = _context_terms(picks, stop, left, weights)

@@ -20,7 +20,7 @@ from torchcpl.kernels.nll_triton import Tiles, tiles
 
 Leaves = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # unary, stop, keys, values, stop_key
 
-NAMES = ("picks", "stop", "∂unary", "∂stop", "∂keys", "∂values", "∂stop_key")
+GRADIENTS = ("∂unary", "∂stop", "∂keys", "∂values", "∂stop_key")
 
 
 def draw(batch: int, n: int, hidden: int, dtype: torch.dtype, device: torch.device) -> Leaves:
@@ -39,12 +39,12 @@ def sequences(mask: Tensor, count: int, steps: int) -> Tensor:
     return order.to(mask.device)
 
 
-def reference(leaves: Leaves, mask: Tensor, order: Tensor, remaining: bool, live: bool = True) -> tuple[Tensor, Tensor]:
+def reference(leaves: Leaves, mask: Tensor, order: Tensor, remaining: bool, live: bool = True) -> Any:
     """One sequence and one prefix at a time, over the dense W."""
     unary, stop, keys, values, stop_key = leaves
     root = math.sqrt(keys.shape[2])
     batch, count, steps = order.shape
-    picks, stops = [], []
+    picks, stops, whole = [], [], []
     for b in range(batch):
         W = keys[b] @ values[b].T / root
         row = values[b] @ stop_key[b] / root
@@ -62,30 +62,47 @@ def reference(leaves: Leaves, mask: Tensor, order: Tensor, remaining: bool, live
                 wanted = after if remaining else after[:1]
                 picks.append(log_probs[wanted].sum() if wanted else unary.new_zeros(()))
                 stops.append(log_probs[-1])
+            whole.append(sum(picks[-steps - 1 :]) + stops[len(items) - steps - 1])
+    if not remaining:
+        return torch.stack(whole).view(batch, count)
     shape = (batch, count, steps + 1)
     return torch.stack(picks).view(shape), torch.stack(stops).view(shape)
 
 
-def plain(leaves: Leaves, mask: Tensor, order: Tensor, remaining: bool, live: bool = True, twin: Any = None) -> Any:
-    unary, stop, keys, values, stop_key = leaves
-    pot = cpl.Potentials(unary, stop, cpl.LowRank(keys, values, stop_key if live else None), mask)
-    return (twin or functional.prefix_log_probs)(pot, order, Rules(pot), remaining)
+def plain(leaves: Leaves, mask: Tensor, order: Tensor, remaining: bool, live: bool = True) -> Any:
+    pot, rules = process(leaves, mask, live)
+    if remaining:
+        return functional.prefix_log_probs(pot, order, rules, remaining)
+    return functional.sequence_log_probs(pot, order, rules)
 
 
 def fused(leaves: Leaves, mask: Tensor, order: Tensor, remaining: bool, live: bool = True) -> Any:
-    return plain(leaves, mask, order, remaining, live, nll_triton.prefix_log_probs)
+    twin: Any = nll_triton.remaining_log_probs if remaining else nll_triton.sequence_log_probs
+    pot, rules = process(leaves, mask, live)
+    return twin(pot, order, rules)
+
+
+def process(leaves: Leaves, mask: Tensor, live: bool) -> tuple[cpl.Potentials, Rules]:
+    unary, stop, keys, values, stop_key = leaves
+    pot = cpl.Potentials(unary, stop, cpl.LowRank(keys, values, stop_key if live else None), mask)
+    return pot, Rules(pot)
 
 
 def results(way: Any, leaves: Leaves, mask: Tensor, order: Tensor, remaining: bool, live: bool = True) -> list[Tensor]:
-    """Both outputs and the gradients of a sum of them with uneven weights, over what lies before the end."""
+    """The outputs and the gradients of a sum of them with uneven weights, over what lies before the end."""
     leaves = tuple(leaf.detach().requires_grad_() for leaf in leaves)  # type: ignore[assignment]
-    picks, stop = way(leaves, mask, order, remaining, live)
-    weight = torch.linspace(0.5, 1.5, picks.numel(), device=picks.device, dtype=torch.float64).view(picks.shape)
-    ended = torch.arange(picks.shape[2], device=picks.device) > (order >= 0).sum(-1, keepdim=True)
-    loss = (picks * weight).masked_fill(ended, 0).sum() + (stop * (2 - weight)).masked_fill(ended, 0).sum()
-    grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+    found = way(leaves, mask, order, remaining, live)
+    if remaining:
+        ended = torch.arange(order.shape[2] + 1, device=order.device) > (order >= 0).sum(-1, keepdim=True)
+        found = torch.stack([part.masked_fill(ended, 0) for part in found])
+    weight = torch.linspace(0.5, 1.5, found.numel(), device=found.device, dtype=torch.float64).view(found.shape)
+    grads = torch.autograd.grad((found * weight).sum(), leaves, allow_unused=True)
     kept = [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves, strict=True)]
-    return [picks.detach().masked_fill(ended, 0), stop.detach().masked_fill(ended, 0), *kept]
+    return [*(found.detach() if remaining else [found.detach()]), *kept]
+
+
+def named(found: list[Tensor]) -> list[str]:
+    return [*(("picks", "stop") if len(found) > 6 else ("sequences",)), *GRADIENTS]
 
 
 def check(leaves: Leaves, mask: Tensor, order: Tensor, remaining: bool = False, live: bool = True) -> None:
@@ -98,7 +115,7 @@ def check(leaves: Leaves, mask: Tensor, order: Tensor, remaining: bool = False, 
     exact = results(reference, tuple(x.double() for x in leaves), mask, order, remaining, live)  # type: ignore[arg-type]
     ours = results(fused, leaves, mask, order, remaining, live)
     theirs = results(plain, leaves, mask, order, remaining, live)
-    for name, want, have, other in zip(NAMES, exact, ours, theirs, strict=True):
+    for name, want, have, other in zip(named(exact), exact, ours, theirs, strict=True):
         scale = float(want.norm()) + 1e-30
         error, allowed = float((have - want).norm()) / scale, float((other - want).norm()) / scale
         # One number for each of a few rows: plain torch may happen to be exact. The bias of tensor cores, which this is
@@ -116,7 +133,8 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Tiles]]:
 
         def forced(batch: int, count: int, steps: int, *rest: Any) -> Tiles:
             chosen = replace(tiles(batch, count, steps, *rest), **changes)
-            chosen = replace(chosen, count=batch * count * max(1, -(-steps // chosen.steps)))
+            number = batch * count * max(1, -(-steps // chosen.steps))
+            chosen = replace(chosen, count=number, both=chosen.both and number == batch)
             used.append(chosen)
             return chosen
 
@@ -141,8 +159,8 @@ BRANCHES = [
 @pytest.mark.parametrize(("changes", "count", "steps", "n"), BRANCHES)
 @pytest.mark.parametrize(
     ("remaining", "dtype"),
-    [(False, torch.float32), (True, torch.float32), (True, torch.bfloat16)],
-    ids=["next-float32", "remaining-float32", "remaining-bfloat16"],
+    [(False, torch.float32), (True, torch.float32), (False, torch.bfloat16), (True, torch.bfloat16)],
+    ids=["whole-float32", "remaining-float32", "whole-bfloat16", "remaining-bfloat16"],
 )
 def test_every_branch_is_as_exact_as_plain_torch(
     changes: dict[str, Any],
@@ -205,12 +223,14 @@ def test_logits_of_minus_infinity(device: torch.device) -> None:
     unary[1, [1, 4]] = -math.inf
     stop = torch.full_like(stop, -math.inf)
     leaves = tuple(x.requires_grad_() for x in (unary, stop, keys, values, stop_key))
-    picks, last = fused(leaves, mask, order, False, False)  # type: ignore[arg-type]
-    expected, expected_last = reference(tuple(x.double() for x in leaves), mask, order, False, False)  # type: ignore[arg-type]
-    torch.testing.assert_close(picks.double(), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(last.double(), expected_last, rtol=1e-5, atol=1e-5)
-    (picks.sum() + last[0, 0, 6] + last[1, 0, 4]).backward()
-    assert all(bool(leaf.grad.isfinite().all()) for leaf in leaves[2:4])  # type: ignore[union-attr]
+    for remaining in (False, True):
+        found = fused(leaves, mask, order, remaining, False)  # type: ignore[arg-type]
+        expected = reference(tuple(x.double() for x in leaves), mask, order, remaining, False)  # type: ignore[arg-type]
+        for have, want in zip(found, expected, strict=True):
+            torch.testing.assert_close(have.double(), want, rtol=1e-5, atol=1e-5)
+        total = found[0].sum() + found[1][0, 0, 6] + found[1][1, 0, 4] if remaining else found.sum()
+        grads = torch.autograd.grad(total, leaves[:4])
+        assert all(bool(grad.isfinite().all()) for grad in grads[2:])
 
 
 @pytest.mark.parametrize("size", [1e4, 1e7])
@@ -272,7 +292,7 @@ def test_many_candidates(dtype: torch.dtype, force: Callable[..., list[Tiles]], 
     exact = results(plain, tuple(x.double() for x in leaves), mask, order, False)  # type: ignore[arg-type]
     ours, theirs = results(fused, leaves, mask, order, False), results(plain, leaves, mask, order, False)
     rounding = torch.finfo(dtype).eps
-    for name, want, have, other in zip(NAMES, exact, ours, theirs, strict=True):
+    for name, want, have, other in zip(named(exact), exact, ours, theirs, strict=True):
         scale = float(want.norm()) + 1e-30
         error, allowed = float((have - want).norm()) / scale, float((other - want).norm()) / scale
         assert error <= 2 * max(allowed, rounding), f"{name}: {error:.1e}, plain torch {allowed:.1e}"
@@ -400,7 +420,7 @@ def test_a_second_derivative_is_refused(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("what", ["ordered_nll", "prefix_log_probs"])
+@pytest.mark.parametrize("what", ["ordered_nll", "remaining_log_probs"])
 def test_the_compiler_sees_one_operation(what: str, dynamic: bool, device: torch.device) -> None:
     """``torch.compile`` takes the kernels as operations of their own, without a break in the graph."""
     mask = torch.rand(2, 20, device=device) > 0.2
@@ -411,7 +431,7 @@ def test_the_compiler_sees_one_operation(what: str, dynamic: bool, device: torch
         pot = cpl.Potentials(unary, stop, cpl.LowRank(keys, values, stop_key), mask)
         if what == "ordered_nll":
             return cpl.ordered_nll(pot, order)
-        picks, ends = dispatch.prefix_log_probs(pot, order.unsqueeze(1), Rules(pot))
+        picks, ends = dispatch.remaining_log_probs(pot, order.unsqueeze(1), Rules(pot))
         return picks.sum() + 2 * ends.sum()
 
     def run(function: Callable[..., Tensor]) -> list[Tensor]:
@@ -429,12 +449,12 @@ def test_the_compiler_sees_one_operation(what: str, dynamic: bool, device: torch
 @pytest.mark.parametrize(
     ("batch", "count", "steps", "n", "hidden", "dtype", "expected"),
     [
-        (256, 1, 32, 1024, 128, torch.float32, (32, 64, 128, 32, 256, 1, 4, 3)),
-        (256, 10, 10, 160, 256, torch.bfloat16, (16, 64, 256, 256, 2560, 1, 8, 2)),
-        (256, 1, 32, 1024, 128, torch.bfloat16, (32, 64, 128, 128, 256, 1, 4, 3)),
-        (8, 1, 64, 65_536, 128, torch.bfloat16, (64, 64, 128, 128, 8, 33, 8, 2)),
-        (8, 1, 64, 65_536, 128, torch.float32, (32, 64, 128, 32, 16, 16, 4, 3)),
-        (1, 1, 0, 1, 1, torch.float32, (16, 64, 16, 16, 1, 1, 4, 3)),
+        (256, 1, 32, 1024, 128, torch.float32, (32, 64, 128, 32, 256, 1, False, 4, 3)),
+        (256, 10, 10, 160, 256, torch.bfloat16, (16, 64, 256, 256, 2560, 1, False, 8, 2)),
+        (256, 1, 32, 1024, 128, torch.bfloat16, (32, 64, 128, 128, 256, 1, True, 4, 3)),
+        (8, 1, 64, 65_536, 128, torch.bfloat16, (64, 64, 128, 128, 8, 33, True, 8, 2)),
+        (8, 1, 64, 65_536, 128, torch.float32, (32, 64, 128, 32, 16, 16, False, 4, 3)),
+        (1, 1, 0, 1, 1, torch.float32, (16, 64, 16, 16, 1, 1, False, 4, 3)),
     ],
 )
 def test_the_tiles_for_a_size(

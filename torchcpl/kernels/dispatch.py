@@ -17,6 +17,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -37,6 +38,8 @@ WIDEST = 256  # hidden size that a tile of the loss kernels holds
 R = TypeVar("R")
 
 TRITON = importlib.util.find_spec("triton") is not None
+# Triton's interpreter runs kernels on CPU tensors, to test them where there is no GPU.
+TRITON_DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 _mode = os.environ.get("TORCHCPL_KERNELS", "auto")
 check_choice("TORCHCPL_KERNELS", _mode, MODES)
@@ -101,17 +104,27 @@ def sample(
     return either(obstacle, fast, plain, pot.unary, "decoding")
 
 
-def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bool = False) -> tuple[Tensor, Tensor]:
-    """``functional.prefix_log_probs``, which says what these are."""
+def sequence_log_probs(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
+    """(B, P) log-probabilities of the sequences ``order`` (B, P, T)."""
+
+    def fast() -> Tensor:
+        from torchcpl.kernels import nll_triton
+
+        return nll_triton.sequence_log_probs(pot, order, rules)
+
+    plain = partial(functional.sequence_log_probs, pot, order, rules)
+    return either(lambda: loss_obstacle(pot, order, rules), fast, plain, pot.unary, "loss")
+
+
+def remaining_log_probs(pot: Potentials, order: Tensor, rules: Rules) -> tuple[Tensor, Tensor]:
+    """After each prefix of ``order`` (B, P, T), log P of all picks that remain and of the stop, two (B, P, T+1)."""
 
     def fast() -> tuple[Tensor, Tensor]:
         from torchcpl.kernels import nll_triton
 
-        return nll_triton.prefix_log_probs(pot, order, rules, remaining)
+        return nll_triton.remaining_log_probs(pot, order, rules)
 
-    def plain() -> tuple[Tensor, Tensor]:
-        return functional.prefix_log_probs(pot, order, rules, remaining)
-
+    plain = partial(functional.prefix_log_probs, pot, order, rules, remaining=True)
     return either(lambda: loss_obstacle(pot, order, rules), fast, plain, pot.unary, "loss")
 
 
@@ -136,9 +149,7 @@ def device_obstacle(tensor: Tensor) -> str | None:
     """Why no Triton kernel can run on such a tensor; None when one can."""
     if not TRITON:
         return "no installation of triton"
-    # Triton's interpreter runs kernels on CPU tensors, to test them where there is no GPU.
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return None if tensor.device.type == ("cpu" if interpreted else "cuda") else f"tensors on {tensor.device}"
+    return None if tensor.device.type == TRITON_DEVICE else f"tensors on {tensor.device}"
 
 
 def _wrong_dtype(pot: Potentials, *parts: Any) -> str | None:

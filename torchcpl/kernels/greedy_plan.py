@@ -14,6 +14,7 @@ from torchcpl.potentials import Potentials
 LARGEST_BLOCK = 8192  # scores that fit into one program's registers
 BUILD_LIMIT = 2**31  # bytes of W that are built for the sake of speed
 PROGRAMS = 1056  # that keep a GPU's memory busy: eight for each of 132 multiprocessors
+STAGED_BYTES = 2**17  # of keys that are on their way to a program: shared memory holds them
 LEAST_TILES = 4  # of a program: with fewer, adding up what the programs found would take as long as finding it
 
 # Rough rates of a data-centre GPU, only to weigh one way of decoding against another.
@@ -31,6 +32,7 @@ class Plan:
     size: int  # candidates of a block or tile
     warps: int = 8
     programs: int = 1  # that share the candidates of a hypothesis, factored only; if several, every step is a launch
+    stages: int = 1  # tiles of keys that are on their way at a time, factored only
 
 
 @cache
@@ -46,12 +48,13 @@ def dense(n: int, alone: bool) -> Plan:
 @cache
 def factored(rows: int, n: int, hidden: int, bytes_each: int, several: bool) -> Plan:
     """With keys and values, one program a hypothesis or ``several``, of which an H200 likes many and small ones."""
-    if not several:
-        return Plan("factored", max(16, min(256, 1 << (n - 1).bit_length())), warps=8)
     deep = max(16, 1 << (max(hidden, 1) - 1).bit_length())
-    size = max(16, 2048 // deep)
+    size = min(max(16, (2048 if several else 8192) // deep), 256)
+    stages = 3 if 3 * size * deep * bytes_each <= STAGED_BYTES else 1
+    if not several:
+        return Plan("factored", size, warps=8, stages=stages)
     warps = min((2 if bytes_each == 4 else 4) * (size * deep // 2048), 16)
-    return Plan("factored", size, warps, max(1, min(PROGRAMS // rows, -(-n // (LEAST_TILES * size)))))
+    return Plan("factored", size, warps, max(1, min(PROGRAMS // rows, -(-n // (LEAST_TILES * size)))), stages)
 
 
 def buildable(pot: Potentials) -> bool:

@@ -32,6 +32,7 @@ from torchcpl.interactions import Coverage, Dense, Recent
 from torchcpl.interactions.base import without_autocast
 from torchcpl.interactions.coverage import LARGEST
 from torchcpl.kernels.greedy_plan import Plan
+from torchcpl.kernels.streams import side_by_side
 from torchcpl.potentials import Potentials, Selection
 
 SYNC_EVERY = 32  # launches of a step between two looks at whether all hypotheses have stopped
@@ -82,14 +83,17 @@ def _launch_dense(
     interaction: Any = pot.interaction
     cover = last = last_stop = None
     if isinstance(interaction, Dense):
-        W, stop_row = interaction.W, interaction.stop_row
+        W, stop_row, stop = interaction.W, interaction.stop_row, rules.biased(pot.stop)
     else:
-        W, stop_row = _dense_of(interaction.keys, interaction.values, interaction.stop_key)
-        last, last_stop = _lasts(interaction)
-        cover = _covers(interaction)
+        (W, stop_row), (last, last_stop), cover, stop = side_by_side(
+            lambda: _dense_of(interaction.keys, interaction.values, interaction.stop_key),
+            lambda: _lasts(interaction),
+            lambda: _covers(interaction),
+            lambda: rules.biased(pot.stop),
+        )
     grid = (found.lengths.numel(),)
     options["LIVE"] = stop_row is not None
-    arguments = (*_strided(pot.unary), *_strided(rules.available), *_strided(rules.biased(pot.stop)), *given)
+    arguments = (*_strided(pot.unary), *_strided(rules.available), *_strided(stop), *given)
     matrix = (*_strided(W), *_strided(stop_row, 2))
     if way.kernel == "block":
         _decode_block[grid](*arguments, *matrix, cover, last, last_stop, **options, num_warps=way.warps)
@@ -102,19 +106,21 @@ def _launch_factored(
     pot: Potentials, rules: Rules, way: Plan, found: Selection, given: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
     """One launch, or where several programs share a hypothesis one for every step, and one for the last choice."""
-    assert found.step_log_prob is not None
-    found.indices.fill_(-1)
-    found.lengths.fill_(-1 if rules.max_len else 0)
-    found.log_prob.zero_()
-    found.step_log_prob.zero_()
     interaction: Any = pot.interaction
     keys, values, stop_key = interaction.keys, interaction.values, interaction.stop_key
     rows, hidden = found.lengths.numel(), keys.shape[2]
-    left = rules.available.repeat_interleave(rows // len(pot), 0)
-    contexts = keys.new_zeros(2, rows, hidden, dtype=torch.float32)
-    partial = keys.new_zeros(2, 5, rows, way.programs, dtype=torch.float32)
+    left = torch.where(rules.available, pot.unary, -torch.inf).repeat_interleave(rows // len(pot), 0)
+    contexts = partial = None
+    if way.programs > 1:
+        assert found.step_log_prob is not None
+        found.indices.fill_(-1)
+        found.lengths.fill_(-1 if rules.max_len else 0)
+        found.log_prob.zero_()
+        found.step_log_prob.zero_()
+        contexts = keys.new_zeros(2, rows, hidden, dtype=torch.float32)
+        partial = keys.new_zeros(2, 5, rows, way.programs, dtype=torch.float32)
     arguments = (
-        *(*_strided(pot.unary), left, *_strided(rules.biased(pot.stop)), *given),
+        *(left, *_strided(rules.biased(pot.stop)), *given),
         *(*_strided(keys), *_strided(values), *_strided(stop_key, 2)),
         *(contexts, partial, hidden, max(hidden, 1) ** -0.5),
     )
@@ -122,10 +128,9 @@ def _launch_factored(
         "LIVE": stop_key is not None,
         "DEEP": max(16, triton.next_power_of_2(hidden)),
         "LANES": min(triton.next_power_of_2(way.programs), 256),
+        "STAGES": way.stages,
         "num_warps": way.warps,
     }
-    # Alone, a program has few loads under way: more candidates, of each a cache line of its key, keep it busy.
-    options["PART"] = options["DEEP"] if way.programs > 1 else min(options["DEEP"], 128 // keys.element_size())
     if way.programs == 1:
         _decode_factored[(rows, 1)](*arguments, 0, rules.max_len + 1, **options)
         return
@@ -150,7 +155,9 @@ def _dense_of(keys: Tensor, values: Tensor, stop_key: Tensor | None) -> tuple[Te
     values = values.to(keys.dtype)
     if stop_key is None:
         return _product_of(keys, values), None
-    return _product_of(keys, values), _product_of(stop_key.to(keys.dtype).unsqueeze(1), values).squeeze(1)
+    row = stop_key.to(keys.dtype).unsqueeze(1)
+    W, stop_row = side_by_side(lambda: _product_of(keys, values), lambda: _product_of(row, values).squeeze(1))
+    return W, stop_row
 
 
 def _covers(interaction: Any) -> Tensor | None:
@@ -201,15 +208,15 @@ def _argmax(scores, at, N):
 
 
 @triton.jit
-def _choose(pick, logit, score, stop, stop_score, best, top, mass, log_threshold, N, THRESHOLD: tl.constexpr):
+def _choose(pick, logit, score, stop, stop_score, best, mass, log_threshold, N, THRESHOLD: tl.constexpr):
     """Whether the candidate ``pick`` is chosen or the stop (then N), and log P of the choice.
 
-    The candidates' logits are at most ``best`` and weigh Σ mass·exp(top). With ``THRESHOLD`` the stop is chosen when
-    its log-probability is ``log_threshold`` or more, else when its score is higher than the pick's; scores are logits,
-    or in sampling logits over the temperature plus noise.
+    The candidates' logits are at most ``best`` and weigh mass·exp(best). With ``THRESHOLD`` the stop is chosen when its
+    log-probability is ``log_threshold`` or more, else when its score is higher than the pick's; scores are logits, or
+    in sampling logits over the temperature plus noise.
     """
     peak = tl.maximum(tl.maximum(best, stop), LOWEST)
-    norm = tl.log(tl.sum(mass * tl.exp(top - peak), 0) + tl.exp(stop - peak))  # less the peak, which would cost digits
+    norm = tl.log(mass * tl.exp(best - peak) + tl.exp(stop - peak))  # less the peak, which would cost digits
     if THRESHOLD:
         stops = stop - peak - norm >= log_threshold
     else:
@@ -217,6 +224,35 @@ def _choose(pick, logit, score, stop, stop_score, best, top, mass, log_threshold
     pick = tl.where(stops, N, pick)
     # With nothing left to choose the stop is certain, even one whose logit is −inf.
     return pick, tl.where(peak == LOWEST, 0.0, tl.where(pick < N, logit, stop) - peak - norm)
+
+
+@triton.jit
+def _nothing(N, LANES: tl.constexpr):
+    """What lanes start with: a best score, whose place and logit, and a mass as mass·exp(top)."""
+    none = tl.full((LANES,), -float("inf"), tl.float32)
+    top = tl.full((LANES,), LOWEST, tl.float32)
+    return none, tl.full((LANES,), 0, tl.int32) + N, none, top, tl.zeros((LANES,), tl.float32)
+
+
+@triton.jit
+def _take_in(logits, scores, at, best, place, logit, top, mass):
+    """Add a tile to what every lane keeps."""
+    better = scores > best
+    best = tl.where(better, scores, best)
+    place = tl.where(better, at, place)
+    logit = tl.where(better, logits, logit)
+    higher = tl.maximum(top, logits)
+    mass = mass * tl.exp(top - higher) + tl.exp(logits - higher)
+    return best, place, logit, higher, mass
+
+
+@triton.jit
+def _gather(best, place, logit, top, mass, N):
+    """What all lanes keep: the best candidate, its score and logit, and the mass as peak and weight."""
+    pick, score = _argmax(best, place, N)
+    peak = tl.max(top, 0)
+    its = tl.max(tl.where(place == pick, logit, -float("inf")), 0)
+    return pick, score, its, peak, tl.sum(mass * tl.exp(top - peak), 0)
 
 
 @triton.jit
@@ -310,7 +346,8 @@ def _decode_block(
             final += tl.load(stop_row + b * stop_row_b + pick * stop_row_n, mask=some, other=0.0).to(tl.float32)
             if last is not None:
                 latest_stop = tl.load(last_stop + b * N + pick, mask=some, other=0.0).to(tl.float32)
-        pick, gain = _choose(pick, logit, score, halt, stop_score, best, logits, 1.0, log_threshold, N, THRESHOLD)
+        mass = tl.sum(tl.exp(logits - tl.maximum(best, LOWEST)), 0)
+        pick, gain = _choose(pick, logit, score, halt, stop_score, best, mass, log_threshold, N, THRESHOLD)
         going = pick < N
         total += gain
         added = tl.where((at == pick) | (added == -float("inf")), -float("inf"), added + column.to(tl.float32))
@@ -319,18 +356,6 @@ def _decode_block(
         end = tl.where(going, end, count)
         count += going.to(tl.int32)
     _finish(indices + out, step_log_prob + out, lengths + row, log_prob + row, count, total, max_len, 64)
-
-
-@triton.jit
-def _take_in(logits, scores, at, best, place, logit, top, mass):
-    """Add a tile to what every lane keeps: its best score, whose place and logit, and its mass, exp(top) at a time."""
-    better = scores > best
-    best = tl.where(better, scores, best)
-    place = tl.where(better, at, place)
-    logit = tl.where(better, logits, logit)
-    higher = tl.maximum(top, logits)
-    mass = mass * tl.exp(top - higher) + tl.exp(logits - higher)
-    return best, place, logit, higher, mass
 
 
 # fmt: off
@@ -363,11 +388,7 @@ def _decode_tiles(
     pick = N
     while count < end:
         halt = tl.where(count >= min_len, final, -float("inf"))
-        best = tl.full((BLOCK,), -float("inf"), tl.float32)
-        place = tl.full((BLOCK,), 0, tl.int32) + N
-        logit = best
-        top = tl.full((BLOCK,), LOWEST, tl.float32)
-        mass = tl.zeros((BLOCK,), tl.float32)
+        best, place, logit, top, mass = _nothing(N, BLOCK)
         for start in range(0, N, BLOCK):
             at = start + tl.arange(0, BLOCK)
             if count == 0:
@@ -390,11 +411,8 @@ def _decode_tiles(
         stop_score = halt
         if DRAW:
             stop_score = halt * sharpness + _gumbel(tl.load(seed), row, count, N)
-        pick, score = _argmax(best, place, N)
-        its = tl.max(tl.where(place == pick, logit, -float("inf")), 0)
-        pick, gain = _choose(
-            pick, its, score, halt, stop_score, tl.max(top, 0), top, mass, log_threshold, N, THRESHOLD
-        )
+        pick, score, its, peak, weight = _gather(best, place, logit, top, mass, N)
+        pick, gain = _choose(pick, its, score, halt, stop_score, peak, weight, log_threshold, N, THRESHOLD)
         going = pick < N
         total += gain
         if LIVE:
@@ -409,7 +427,6 @@ def _decode_tiles(
 # fmt: off
 @triton.jit(do_not_specialize=["width", "min_len", "max_len", "first", "end"])
 def _decode_factored(
-    unary, unary_b, unary_n,
     left,
     stop, stop_b,
     seed, indices, lengths, log_prob, step_log_prob,
@@ -419,7 +436,7 @@ def _decode_factored(
     stop_key, stop_key_b, stop_key_h,
     contexts, partial, H, scale, first, end,
     BLOCK: tl.constexpr, DRAW: tl.constexpr, THRESHOLD: tl.constexpr, LIVE: tl.constexpr,
-    DEEP: tl.constexpr, PART: tl.constexpr, LANES: tl.constexpr,
+    DEEP: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr,
 ):
     # fmt: on
     """The steps ``first`` to ``end`` of a hypothesis, by this program and the others of its row of the grid.
@@ -427,20 +444,23 @@ def _decode_factored(
     Step t first works out what was chosen at step t − 1, every program for itself, and then scores the candidates that
     are left, every program its share. Step T scores nothing any more. Arguments as of ``_decode_block``, and
 
-    indices, step_log_prob (B, K, T): padding is there already.
-    left (B·K, N): bool, whether a candidate may still be picked; picks are struck out.
-    lengths (B, K): −1 while the hypothesis runs.
-    log_prob (B, K): what there is so far, 0 at first.
+    left (B·K, N): θ of the candidates that may still be picked, −inf for others; picks are struck out.
     keys, values (B, N, h): the factors of W.
     stop_key (B, h): the stop's, if LIVE.
-    contexts (2, B·K, h): float32, Σ values of the picks before step t at [t % 2], 0 at first.
-    partial (2, 5, B·K, programs): what each program found in step t at [t % 2]: the best score, whose place (the bits
-        of an int32) and logit, and the mass of its share as top and mass, mass·exp(top).
     H, scale: h and 1/√h.
     BLOCK: candidates of a tile.
     DEEP: a power of two, at least h.
-    PART: hidden dimensions of a tile; fewer than DEEP only where the program is alone.
-    LANES: how many programs' findings are read at a time.
+    LANES: how many programs' findings are read at a time; 1 if the program is alone, and runs all steps.
+    STAGES: tiles of keys that are on their way at a time.
+
+    From step to step of several programs, None if this one is alone:
+
+    contexts (2, B·K, h): float32, Σ values of the picks before step t at [t % 2], 0 at first.
+    partial (2, 5, B·K, programs): what each program found in step t at [t % 2]: the best score, whose place (the bits
+        of an int32) and logit, and the mass of its share as top and mass, mass·exp(top).
+    lengths (B, K): −1 while the hypothesis runs.
+    log_prob (B, K): what there is so far, 0 at first.
+    indices, step_log_prob (B, K, T): padding is there already.
     """
     row = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0)
@@ -449,102 +469,93 @@ def _decode_factored(
     mine = tl.program_id(1)
     h = tl.arange(0, DEEP)
     spread = rows.to(tl.int64) * programs  # between two of the five
-    found = partial + row * programs
     left += row * N
+    keys += b * keys_b
     out = row * max_len
     ending = tl.zeros((DEEP,), tl.float32)
     if LIVE:
         ending = tl.load(stop_key + b * stop_key_b + h * stop_key_h, mask=h < H, other=0.0).to(tl.float32) * scale
+    running = max_len > 0
+    total = 0.0
+    context = tl.zeros((DEEP,), tl.float32)
+    if LANES > 1:
+        running = tl.load(lengths + row) < 0
+        total = tl.load(log_prob + row)
+        context = tl.load(contexts + ((first + 1) % 2 * rows + row) * H + h, mask=h < H, other=0.0)
+        tl.debug_barrier()  # all threads have read them
+    # What was found in the step before: the best candidate, its score and logit; the mass as weight·exp(peak).
+    found = tl.full((), 0, tl.int32) + N
+    score = tl.full((), -float("inf"), tl.float32)
+    its = score
+    peak = tl.full((), LOWEST, tl.float32)
+    weight = tl.full((), 0.0, tl.float32)
+    pick = found
+    count = 0
     step = first
     while step < end:
-        running = tl.load(lengths + row) < 0
-        pick = tl.full((), 0, tl.int32) + N
-        context = tl.load(contexts + ((step + 1) % 2 * rows + row) * H + h, mask=(h < H) & (step > 0), other=0.0)
         if step > 0:
+            if LANES > 1:
+                best, place, logit, top, mass = _nothing(N, LANES)
+                for start in range(0, programs, LANES):
+                    each = start + tl.arange(0, LANES)
+                    here = partial + (step + 1) % 2 * 5 * spread + row * programs + each
+                    scores = tl.load(here, mask=each < programs, other=-float("inf"))
+                    places = tl.load(here + spread, mask=each < programs, other=0.0).to(tl.int32, bitcast=True)
+                    better = (each < programs) & ((scores > best) | ((scores == best) & (places < place)))
+                    best = tl.where(better, scores, best)
+                    place = tl.where(better, places, place)
+                    logit = tl.where(better, tl.load(here + 2 * spread, mask=each < programs, other=0.0), logit)
+                    other = tl.load(here + 3 * spread, mask=each < programs, other=LOWEST)
+                    more = tl.load(here + 4 * spread, mask=each < programs, other=0.0)
+                    higher = tl.maximum(top, other)
+                    mass = mass * tl.exp(top - higher) + more * tl.exp(other - higher)
+                    top = higher
+                found, score, its, peak, weight = _gather(best, place, logit, top, mass, N)
             halt = tl.load(stop + b * stop_b).to(tl.float32) + tl.sum(ending * context, 0)
             halt = tl.where(step > min_len, halt, -float("inf"))
             stop_score = halt
             if DRAW:
                 stop_score = halt * sharpness + _gumbel(tl.load(seed), row.to(tl.int32), step - 1, N)
-            best = tl.full((LANES,), -float("inf"), tl.float32)
-            place = tl.full((LANES,), 0, tl.int32) + N
-            logit = best
-            top = tl.full((LANES,), LOWEST, tl.float32)
-            mass = tl.zeros((LANES,), tl.float32)
-            for start in range(0, programs, LANES):
-                each = start + tl.arange(0, LANES)
-                here = found + (step + 1) % 2 * 5 * spread + each
-                scores = tl.load(here, mask=each < programs, other=-float("inf"))
-                places = tl.load(here + spread, mask=each < programs, other=0.0).to(tl.int32, bitcast=True)
-                places = tl.where(each < programs, places, N)  # or lanes without a program would speak for candidate 0
-                better = (scores > best) | ((scores == best) & (places < place))
-                best = tl.where(better, scores, best)
-                place = tl.where(better, places, place)
-                logit = tl.where(better, tl.load(here + 2 * spread, mask=each < programs, other=0.0), logit)
-                other = tl.load(here + 3 * spread, mask=each < programs, other=LOWEST)
-                more = tl.load(here + 4 * spread, mask=each < programs, other=0.0)
-                higher = tl.maximum(top, other)
-                mass = mass * tl.exp(top - higher) + more * tl.exp(other - higher)
-                top = higher
-            pick, score = _argmax(best, place, N)
-            its = tl.max(tl.where(place == pick, logit, -float("inf")), 0)
-            pick, gain = _choose(
-                pick, its, score, halt, stop_score, tl.max(top, 0), top, mass, log_threshold, N, THRESHOLD
-            )
+            pick, gain = _choose(found, its, score, halt, stop_score, peak, weight, log_threshold, N, THRESHOLD)
             going = running & (pick < N)  # of one that has stopped, what is read here means nothing
             value = values + b * values_b + pick.to(tl.int64) * values_n + h * values_h
             context += tl.load(value, mask=(h < H) & going, other=0.0).to(tl.float32)
-            tl.debug_barrier()  # all threads have read ``lengths``
+            tl.store(left + pick, -float("inf"), mask=going)
+            total += gain
+            count = tl.where(going, step, step - 1)
             if (mine == 0) & running:
                 tl.store(indices + out + step - 1, pick.to(tl.int64), mask=going)
                 tl.store(step_log_prob + out + step - 1, gain, mask=going)
-                tl.store(log_prob + row, tl.load(log_prob + row) + gain)
-                length = tl.where(going, step, step - 1).to(tl.int64)
-                tl.store(lengths + row, length, mask=(length < step) | (step == max_len))
-                tl.store(contexts + (step % 2 * rows + row) * H + h, context, mask=h < H)
+                if LANES > 1:
+                    tl.store(log_prob + row, total)
+                    tl.store(lengths + row, count.to(tl.int64), mask=(count < step) | (step == max_len))
+                    tl.store(contexts + (step % 2 * rows + row) * H + h, context, mask=h < H)
             running = going
+            tl.debug_barrier()  # all threads see that the pick is gone
         if running & (step < max_len):
             query = context * scale
-            if PART < DEEP:
-                tl.debug_barrier()  # the context is read again, by other threads
-            best = tl.full((BLOCK,), -float("inf"), tl.float32)
-            place = tl.full((BLOCK,), 0, tl.int32) + N
-            logit = best
-            top = tl.full((BLOCK,), LOWEST, tl.float32)
-            mass = tl.zeros((BLOCK,), tl.float32)
-            for start in range(mine * BLOCK, N, programs * BLOCK):
+            best, place, logit, top, mass = _nothing(N, BLOCK)
+            for start in tl.range(mine * BLOCK, N, programs * BLOCK, num_stages=STAGES):
                 at = start + tl.arange(0, BLOCK)
-                there = tl.load(left + at, mask=at < N, other=0) != 0
-                theta = tl.load(unary + b * unary_b + at * unary_n, mask=there, other=0.0).to(tl.float32)
-                rows_of_keys = keys + b * keys_b + at.to(tl.int64)[:, None] * keys_n
-                if PART < DEEP:
-                    sums = tl.zeros((BLOCK, PART), tl.float32)
-                    for part in range(0, H, PART):
-                        i = part + tl.arange(0, PART)
-                        q = tl.load(contexts + (step % 2 * rows + row) * H + i, mask=i < H, other=0.0) * scale
-                        there_too = (at < N)[:, None] & (i < H)[None, :]
-                        k = tl.load(rows_of_keys + i[None, :] * keys_h, mask=there_too, other=0.0)
-                        sums += k.to(tl.float32) * q[None, :]
-                    added = tl.sum(sums, 1)
-                else:
-                    there_too = (at < N)[:, None] & (h < H)[None, :]
-                    k = tl.load(rows_of_keys + h[None, :] * keys_h, mask=there_too, other=0.0)
-                    added = tl.sum(k.to(tl.float32) * query[None, :], 1)
-                logits = tl.where(there & (at != pick), theta + added, -float("inf"))
-                tl.store(left + at, tl.zeros((BLOCK,), tl.int1), mask=(at == pick) & (at < N))
+                there = (at < N)[:, None] & (h < H)[None, :] & (step > 0)  # no picks: the keys need not be read
+                k = tl.load(keys + at.to(tl.int64)[:, None] * keys_n + h[None, :] * keys_h, mask=there, other=0.0)
+                theta = tl.load(left + at, mask=at < N, other=-float("inf")).to(tl.float32)
+                gone = (theta == -float("inf")) | (at == pick)  # where keys may hold NaN
+                logits = tl.where(gone, -float("inf"), theta + tl.sum(k.to(tl.float32) * query[None, :], 1))
                 scores = logits
                 if DRAW:
                     scores = logits * sharpness + _gumbel(tl.load(seed), row.to(tl.int32), step, at)
                 best, place, logit, top, mass = _take_in(logits, scores, at, best, place, logit, top, mass)
-            pick, score = _argmax(best, place, N)
-            peak = tl.max(top, 0)
-            here = found + step % 2 * 5 * spread + mine
-            tl.store(here, score)
-            tl.store(here + spread, pick.to(tl.float32, bitcast=True))
-            tl.store(here + 2 * spread, tl.max(tl.where(place == pick, logit, -float("inf")), 0))
-            tl.store(here + 3 * spread, peak)
-            tl.store(here + 4 * spread, tl.sum(mass * tl.exp(top - peak), 0))
-            tl.debug_barrier()  # before the next step reads them
+            found, score, its, peak, weight = _gather(best, place, logit, top, mass, N)
+            if LANES > 1:
+                here = partial + step % 2 * 5 * spread + row * programs + mine
+                tl.store(here, score)
+                tl.store(here + spread, found.to(tl.float32, bitcast=True))
+                tl.store(here + 2 * spread, its)
+                tl.store(here + 3 * spread, peak)
+                tl.store(here + 4 * spread, weight)
             step += 1
         else:
             step = end
+    if LANES == 1:
+        _finish(indices + out, step_log_prob + out, lengths + row, log_prob + row, count, total, max_len, 64)

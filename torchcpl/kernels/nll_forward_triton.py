@@ -19,12 +19,14 @@ Arguments of the kernels that several of them take, tensors with strides where t
     keys (B, N, h): of the candidates.
     unary (B, N): θ.
     real (B, N): bool, whether a candidate may be picked.
-    rank (B, P, N+1): int32, the step at which a candidate is picked, T if never. All that a context need know of its
-        sequence: after t picks candidate n is gone iff rank[n] < t, and the next pick iff rank[n] = t. One column more.
-    scores (5, B·M): float32, log P of the picks to come and of the stop, the normaliser as peak + rest, whose sum would
+    ends (B·M): float32, the stop's logits.
+    rank (B, P, N): int32, the step at which a candidate is picked, T if never. All that a context need know of its
+        sequence: after t picks candidate n is gone iff rank[n] < t, and the next pick iff rank[n] = t.
+    lengths (B·P): int32, the number of picks.
+    scores (5, B·M): float32, log P of what is to come and of the stop, the normaliser as peak + rest, whose sum would
         lose digits, and the number of picks to come, 0 where the stop is certain for want of anything else.
     N, P, T, H: candidates, sequences a row, picks a sequence, hidden dimensions.
-    ahead: how many of the picks after a context count as those to come: 1, or T for all of them.
+    REMAINING: whether all picks after a context are to come. Else it is the next choice: a pick, or the stop once.
     TALL, WIDE, DEEP: contexts, candidates and hidden dimensions of a tile.
     CHUNK: hidden dimensions of a product of keys and contexts.
     INTERPRETED: whether Triton's interpreter runs this.
@@ -36,12 +38,12 @@ import triton
 import triton.language as tl
 
 LOWEST = tl.constexpr(-3.0e38)  # stands in for −inf as a running maximum, whose differences must not be NaN
-VARYING = ["P", "T", "ahead"]  # sizes that differ from batch to batch, and are not worth a compilation each
+VARYING = ["P", "T"]  # sizes that differ from batch to batch, and are not worth a compilation each
 
 
 @triton.jit
 def tile_of(P, T, TALL: tl.constexpr):
-    """This program's tile of contexts: its sequence, row, whether it is the sequence's first, t, the place of t = 0.
+    """This program's tile of contexts: its sequence, whether it is the sequence's first, t, the place of t = 0.
 
     And the number of contexts there are in all.
     """
@@ -50,7 +52,13 @@ def tile_of(P, T, TALL: tl.constexpr):
     sequence = (tl.program_id(0) // tiles).to(tl.int64)
     t = tile * TALL + 1 + tl.arange(0, TALL)
     contexts = tl.num_programs(0) // tiles * (T + 1)
-    return sequence, sequence // P, tile == 0, t, sequence * (T + 1), contexts
+    return sequence, tile == 0, t, sequence * (T + 1), contexts
+
+
+@triton.jit
+def row_of(b, keys, keys_b, unary, unary_b, real, real_b):
+    """Where row b of keys, unary and real begins."""
+    return keys + b * keys_b, unary + b * unary_b, real + b * real_b
 
 
 @triton.jit
@@ -87,15 +95,18 @@ def product(a, b, sums, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def to_come(left, rank, T, ahead):
+def to_come(left, rank, T, REMAINING: tl.constexpr):
     """Whether a candidate with so many steps ``left`` until it is picked is one of the picks to come."""
-    return (left >= 0) & (left < ahead) & (rank < T)
+    if REMAINING:
+        return (left >= 0) & (rank < T)
+    else:
+        return (left == 0) & (rank < T)
 
 
 # fmt: off
 @triton.jit
 def logits_of(
-    query, t, T, keys, keys_n, keys_h, n, theta, there, ranks, N, H, ahead,
+    query, t, T, keys, keys_n, keys_h, n, theta, there, ranks, N, H, REMAINING: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, CHUNK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):
     # fmt: on
@@ -111,7 +122,7 @@ def logits_of(
         logits = product(k, tl.trans(q), logits, INTERPRETED)
     left = ranks[:, None] - t[None, :]
     logits = tl.where((left >= 0) & there[:, None], logits + theta[:, None], -float("inf"))
-    return logits, to_come(left, ranks[:, None], T, ahead)
+    return logits, to_come(left, ranks[:, None], T, REMAINING)
 
 
 @triton.jit
@@ -132,25 +143,31 @@ def gather(top, mass, wanted, number):
 
 
 @triton.jit
-def settle(scores, at, contexts, there, top, mass, wanted, number, stop):
-    """Write down the scores of contexts whose candidates weigh ``mass``·exp(top)."""
+def settle(scores, at, contexts, there, top, mass, wanted, number, stop, ended, REMAINING: tl.constexpr):
+    """Write down the scores of contexts whose candidates weigh ``mass``·exp(top); ``ended``: the stop is next."""
     peak = tl.maximum(tl.maximum(top, stop), LOWEST)
     total = mass * tl.exp(top - peak) + tl.exp(stop - peak)
     possible = total > 0  # with nothing left to choose the stop is certain, even one whose logit is −inf
     rest = tl.log(tl.where(possible, total, 1.0))
-    tl.store(scores + at, wanted + number * (top - peak) - number * rest, mask=there)
-    tl.store(scores + contexts + at, tl.where(possible, stop - peak - rest, 0.0), mask=there)
+    ending = tl.where(possible, stop - peak - rest, 0.0)
+    coming = wanted + number * (top - peak) - number * rest
+    if not REMAINING:
+        coming = tl.where(ended, ending, coming)
+    tl.store(scores + at, coming, mask=there)
+    tl.store(scores + contexts + at, ending, mask=there)
     tl.store(scores + 2 * contexts + at, tl.where(possible, peak, 0.0), mask=there)
     tl.store(scores + 3 * contexts + at, rest, mask=there)
     tl.store(scores + 4 * contexts + at, tl.where(possible, number, 0.0), mask=there)
 
 
 @triton.jit
-def hand_in(scores, shares, stop, at, contexts, there, top, mass, wanted, number):
+def hand_in(
+    scores, shares, ends, at, contexts, there, top, mass, wanted, number, ended, REMAINING: tl.constexpr
+):
     """Settle, or leave it to ``nll_combine`` when this is but a share."""
     if shares is None:
-        final = tl.load(stop, mask=there, other=0.0).to(tl.float32)
-        settle(scores, at, contexts, there, top, mass, wanted, number, final)
+        stop = tl.load(ends + at, mask=there, other=0.0)
+        settle(scores, at, contexts, there, top, mass, wanted, number, stop, ended, REMAINING)
     else:
         each = tl.num_programs(1) * contexts
         spot = shares + tl.program_id(1) * contexts + at
@@ -168,26 +185,25 @@ def nll_forward(
     unary, unary_b, unary_n,
     real, real_b, real_n,
     rank,
+    lengths,
     scores,
-    N, P, T, H, ahead,
-    stop, stop_b, stop_m,
+    N, P, T, H,
+    ends,
     shares,
+    REMAINING: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, CHUNK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):
     # fmt: on
     """Scores of a tile of contexts over this program's share of the candidates. Beside the arguments above:
 
     scores: written, unless there are shares.
-    stop (B, M): logit of the stop; with ``stop_m`` 0 it is (B,).
     shares (4, shares, B·M): written: what each program has taken in. None where there is but one.
     """
-    sequence, b, first_tile, t, base, contexts = tile_of(P, T, TALL)
+    sequence, first_tile, t, base, contexts = tile_of(P, T, TALL)
+    keys, unary, real = row_of(sequence // P, keys, keys_b, unary, unary_b, real, real_b)
     query += base * H
-    rank += sequence * (N + 1)
-    stop += b * stop_b + sequence % P * (T + 1) * stop_m
-    keys += b * keys_b
-    unary += b * unary_b
-    real += b * real_b
+    rank += sequence * N
+    length = tl.load(lengths + sequence)
 
     # Kept lane by lane: adding up over the lanes once, at the end, is cheaper than with every tile.
     top = tl.full((WIDE, TALL), LOWEST, tl.float32)
@@ -203,22 +219,25 @@ def nll_forward(
         n = start + tl.arange(0, WIDE)
         theta, there, ranks = load_candidates(n, unary, unary_n, real, real_n, rank, N)
         logits, coming = logits_of(
-            query, t, T, keys, keys_n, keys_h, n, theta, there, ranks, N, H, ahead, TALL, WIDE, DEEP, CHUNK, INTERPRETED
-        )
+            query, t, T, keys, keys_n, keys_h, n, theta, there, ranks, N, H,
+            REMAINING, TALL, WIDE, DEEP, CHUNK, INTERPRETED,
+        )  # fmt: skip
         top, mass, wanted, number = take_in(logits, coming, top, mass, wanted, number)
         logits_0 = tl.where(there, theta, -float("inf"))
-        coming_0 = to_come(ranks, ranks, T, ahead)
+        coming_0 = to_come(ranks, ranks, T, REMAINING)
         top_0, mass_0, wanted_0, number_0 = take_in(logits_0, coming_0, top_0, mass_0, wanted_0, number_0)
 
     peak, mass, wanted, number = gather(top, mass, wanted, number)
-    hand_in(scores, shares, stop + t * stop_m, base + t, contexts, t <= T, peak, mass, wanted, number)
+    hand_in(scores, shares, ends, base + t, contexts, t <= T, peak, mass, wanted, number, t == length, REMAINING)
     peak, mass, wanted, number = gather(top_0, mass_0, wanted_0, number_0)
-    hand_in(scores, shares, stop, base, contexts, first_tile, peak, mass, wanted, number)
+    hand_in(scores, shares, ends, base, contexts, first_tile, peak, mass, wanted, number, length == 0, REMAINING)
 
 
-@triton.jit(do_not_specialize=["split", "contexts", "M"])
-def nll_combine(scores, stop, stop_b, stop_m, shares, split, contexts, M, BLOCK: tl.constexpr):
-    """Scores from the ``split`` shares (4, split, contexts) that programs have written, M contexts a row."""
+@triton.jit(do_not_specialize=["split", "contexts", "T"])
+def nll_combine(
+    scores, ends, lengths, shares, split, contexts, T, REMAINING: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Scores of BLOCK contexts from the ``split`` shares (4, split, contexts) that programs have written."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < contexts
     each = split * contexts
@@ -235,5 +254,6 @@ def nll_combine(scores, stop, stop_b, stop_m, shares, split, contexts, M, BLOCK:
         wanted += number * (top - higher) + tl.load(here + 2 * each, mask=there, other=0.0) + more * (other - higher)
         number += more
         top = higher
-    final = tl.load(stop + at // M * stop_b + at % M * stop_m, mask=there, other=0.0).to(tl.float32)
-    settle(scores, at, contexts, there, top, mass, wanted, number, final)
+    stop = tl.load(ends + at, mask=there, other=0.0)
+    ended = at % (T + 1) == tl.load(lengths + at // (T + 1), mask=there, other=-1)
+    settle(scores, at, contexts, there, top, mass, wanted, number, stop, ended, REMAINING)

@@ -1,7 +1,8 @@
-"""Teacher forcing for ``LowRank`` on the GPU: the twin of ``functional.prefix_log_probs``.
+"""Teacher forcing for ``LowRank`` on the GPU: the twins of ``functional.sequence_log_probs`` and ``prefix_log_probs``.
 
-Contexts come from plain torch; from contexts and keys to the log-probabilities of what comes after them it is two
-kernels, ``nll_forward_triton``, and two backwards, ``nll_backward_triton``.
+From values and sequences to contexts (``nll_contexts_triton``), from contexts and keys to the log-probabilities of what
+comes after them (``nll_forward_triton``), and back (``nll_backward_triton``). The kernels take less time than a host
+needs to launch them: all of it is one differentiable function of few launches.
 """
 
 from __future__ import annotations
@@ -19,49 +20,52 @@ from torch.autograd.function import once_differentiable
 from torchcpl.constraints import Rules
 from torchcpl.interactions import LowRank
 from torchcpl.kernels.nll_backward_triton import nll_backward_contexts, nll_backward_keys
+from torchcpl.kernels.nll_contexts_triton import nll_contexts, nll_contexts_backward
 from torchcpl.kernels.nll_forward_triton import nll_combine, nll_forward
 from torchcpl.potentials import Potentials
 
 PROGRAMS = 264  # enough to fill a GPU: two for each of 132 multiprocessors
+STEPS = 32  # of a sequence that are added up at a time
 
 
-def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bool = False) -> tuple[Tensor, Tensor]:
-    """After each prefix of ``order`` (B, P, T), log P of the next pick, or of all that remain, and of the stop."""
+def sequence_log_probs(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
+    """(B, P) log-probabilities of the sequences ``order`` (B, P, T)."""
+    found: Tensor = Scores.apply(*_given(pot, order, rules), False)
+    return found
+
+
+def remaining_log_probs(pot: Potentials, order: Tensor, rules: Rules) -> tuple[Tensor, Tensor]:
+    """After each prefix of ``order`` (B, P, T), log P of all picks that remain and of the stop, two (B, P, T+1)."""
+    picks, stop = Scores.apply(*_given(pot, order, rules), True)
+    return picks, stop
+
+
+def _given(pot: Potentials, order: Tensor, rules: Rules) -> tuple[Tensor | None, ...]:
     interaction = pot.interaction
     assert isinstance(interaction, LowRank)
-    keys, stop, steps = interaction.keys, rules.biased(pot.stop), order.shape[2]
-    query = (interaction.prefixes(order)[0] * keys.shape[2] ** -0.5).to(keys.dtype)  # (B, M, h)
-    if interaction.stop_key is not None:  # one stop for every context
-        added = (query.float() * interaction.stop_key.float().unsqueeze(1)).sum(-1)
-        stop = stop.float().unsqueeze(-1) + added
-    rank = order.new_full((*order.shape[:2], pot.num_candidates + 1), steps, dtype=torch.int32)
-    places = torch.arange(steps, device=order.device, dtype=torch.int32).expand(order.shape)
-    rank.scatter_(2, order.where(order >= 0, pot.num_candidates), places)
-    picks, ended = Scores.apply(pot.unary, stop, keys, query, rules.available, rank, steps if remaining else 1)
-    shape = (*order.shape[:2], steps + 1)
-    return picks.view(shape), ended.view(shape)
+    factors = (interaction.keys, interaction.values, interaction.stop_key)
+    return pot.unary, rules.biased(pot.stop), *factors, rules.available, order.contiguous()
 
 
 class Scores(torch.autograd.Function):
-    """θ (B, N), stop (B,) or (B, M), keys (B, N, h), contexts (B, M, h) → log P of picks to come and stop, (B, M)."""
+    """unary, stop, keys, values, stop_key, real, order → log P of the sequences, or ``remaining`` picks and stop."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
-        unary, stop, keys, query, real, rank, ahead = given
-        scores = nll(*given)
-        ctx.save_for_backward(scores, unary, keys, query, real, rank)
-        ctx.options = (stop.dtype, stop.dim(), ahead)
-        return scores[0], scores[1]
+        unary, stop, keys, values, stop_key, real, order, remaining = given
+        scores, query, rank, lengths = nll(*given)
+        ctx.save_for_backward(scores, query, rank, lengths, unary, keys, stop_key, real, order)
+        ctx.options = (values.dtype, stop.dtype)
+        return (scores[0], scores[1]) if remaining else scores[0].sum(-1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g_picks: Tensor, g_stop: Tensor) -> tuple[Tensor | None, ...]:
-        dtype, dims, ahead = ctx.options
-        d_unary, d_stop, d_keys, d_query = nll_backward(
-            g_picks.contiguous(), g_stop.contiguous(), *ctx.saved_tensors, ahead
+    def backward(ctx: Any, g_picks: Tensor, g_stop: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        g_stop = None if g_stop is None else g_stop.contiguous()
+        d_unary, d_stop, d_keys, d_values, *d_stop_key = nll_backward(
+            g_picks.contiguous(), g_stop, *ctx.saved_tensors, *ctx.options
         )
-        d_stop = d_stop if dims == 2 else d_stop.sum(1)
-        return d_unary, d_stop.to(dtype), d_keys, d_query, None, None, None
+        return d_unary, d_stop, d_keys, d_values, *(d_stop_key or [None]), None, None, None
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Tiles:
     chunk: int  # hidden dimensions in one product: all, or in float32 32 (by 16, ptxas 12.8 makes invalid addresses)
     count: int  # tiles of contexts, a program each
     split: int  # programs that share the candidates of a tile
+    both: bool  # one walk over a row's keys gives the gradients of both sides of the product: its contexts are one tile
     warps: int
     stages: int
 
@@ -93,50 +98,80 @@ def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtyp
         chunk=min(deep, 32) if single else deep,
         count=number,
         split=split,
+        both=number == batch and not single,  # which has no registers to spare
         warps=4 if group else 8,
         stages=3 if group else 2,
     )
 
 
-def _nll(unary: Tensor, stop: Tensor, keys: Tensor, query: Tensor, real: Tensor, rank: Tensor, ahead: int) -> Tensor:
-    """``scores`` (5, B, M) as ``nll_forward_triton`` says."""
-    scores = _scores_like(unary, stop, keys, query)
-    arguments, tile, options = _launch(unary, keys, query, real, rank, scores, ahead)
-    shares = None if tile.split == 1 else scores.new_empty(4, tile.split, scores[0].numel())
-    ends = (stop, *(*stop.stride(), 0)[:2], shares)
-    nll_forward[(tile.count, tile.split)](*arguments, *ends, **options)
+def _nll(
+    unary: Tensor, stop: Tensor, keys: Tensor, values: Tensor, stop_key: Tensor | None, real: Tensor, order: Tensor,
+    remaining: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """``scores`` (5, B, P, T+1) as ``nll_forward_triton`` says; contexts, ranks and lengths for the backward pass."""
+    scores, query, rank, lengths = found = _nll_like(unary, stop, keys, values, stop_key, real, order)
+    arguments, tile, options = _launch(query, keys, unary, real, rank, lengths, scores, remaining)
+    ends = scores.new_empty(scores.shape[1:])
+    sizes = (keys.shape[1], *order.shape[1:], keys.shape[2], keys.shape[2] ** -0.5)
+    nll_contexts[(lengths.numel(),)](
+        *(values, *values.stride(), stop, *stop.stride(), *_strided(stop_key)),
+        *(order, query, ends, rank, lengths, *sizes),
+        DEEP=tile.hidden,
+        STEPS=STEPS,
+        BLOCK=1024,
+    )
+    shares = None if tile.split == 1 else scores.new_empty(4, tile.split, ends.numel())
+    nll_forward[(tile.count, tile.split)](*arguments, ends, shares, **options)
     if shares is not None:
-        contexts = scores[0].numel()
-        nll_combine[(-(-contexts // 128),)](scores, *ends, tile.split, contexts, query.shape[1], BLOCK=128)
-    return scores
+        grid = (-(-ends.numel() // 128),)
+        nll_combine[grid](
+            *(scores, ends, lengths, shares, tile.split, ends.numel(), order.shape[2]), REMAINING=remaining, BLOCK=128
+        )
+    return found
 
 
 def _nll_backward(
-    g_picks: Tensor, g_stop: Tensor, scores: Tensor, unary: Tensor, keys: Tensor, query: Tensor, real: Tensor,
-    rank: Tensor, ahead: int,
+    g_picks: Tensor, g_stop: Tensor | None, scores: Tensor, query: Tensor, rank: Tensor, lengths: Tensor,
+    unary: Tensor, keys: Tensor, stop_key: Tensor | None, real: Tensor, order: Tensor,
+    values_dtype: torch.dtype, stop_dtype: torch.dtype,
 ) -> list[Tensor]:  # fmt: skip
-    """The gradients of unary, stop (B, M), keys and query."""
-    arguments, tile, options = _launch(unary, keys, query, real, rank, scores, ahead)
-    d_unary, d_stop, d_keys, d_query = _nll_backward_like(g_picks, g_stop, scores, unary, keys, query)
-    shares = d_query if tile.split == 1 else scores.new_empty(tile.split, *query.shape)
+    """The gradients of unary, stop, keys, values and the stop's key, if there is one."""
+    arguments, tile, options = _launch(query, keys, unary, real, rank, lengths, scores, g_stop is not None)
+    batch, candidates, hidden = keys.shape
+    d_unary, d_keys = unary.new_empty(unary.shape), keys.new_empty(keys.shape)
+    d_query, d_ends = scores.new_empty(tile.split, *query.shape), scores.new_empty(scores.shape[1:])
+    both = (d_keys, d_unary) if tile.both else (None, None)
     grid = (tile.count, tile.split)
-    nll_backward_contexts[grid](*arguments, g_picks, g_stop, shares, d_stop, **options)
-    grid = (len(keys), -(-keys.shape[1] // tile.candidates))
-    nll_backward_keys[grid](*arguments, g_picks, g_stop, d_keys, d_unary, **options)
-    if tile.split > 1:
-        d_query = shares.sum(0).to(query.dtype)
-    return [d_unary, d_stop, d_keys, d_query]
+    nll_backward_contexts[grid](*arguments, g_picks, g_stop, d_query, d_ends, *both, **options)
+    if not tile.both:
+        grid = (batch, -(-candidates // tile.candidates))
+        nll_backward_keys[grid](*arguments, g_picks, g_stop, d_keys, d_unary, **options)
+    d_values, d_stop = keys.new_zeros(keys.shape, dtype=values_dtype), keys.new_empty(batch, dtype=stop_dtype)
+    d_stop_key = None if stop_key is None else stop_key.new_empty(stop_key.shape)
+    part = min(tile.hidden, 64)
+    nll_contexts_backward[(batch, -(-hidden // part))](
+        *(d_query, d_ends, query, *_strided(stop_key), order, d_values, d_stop, d_stop_key),
+        *(candidates, *order.shape[1:], hidden, hidden**-0.5, d_ends.numel(), tile.split),
+        DEEP=part,
+        STEPS=STEPS,
+    )
+    return [d_unary, d_stop, d_keys, d_values, *([] if d_stop_key is None else [d_stop_key])]
+
+
+def _strided(stop_key: Tensor | None) -> tuple[Any, ...]:
+    return (None, 0, 0) if stop_key is None else (stop_key, *stop_key.stride())
 
 
 def _launch(
-    unary: Tensor, keys: Tensor, query: Tensor, real: Tensor, rank: Tensor, scores: Tensor, ahead: int
-) -> tuple[tuple[Any, ...], Tiles, dict[str, Any]]:
-    """What all kernels are given, first tensors with their strides, then sizes; tiles; options."""
+    query: Tensor, keys: Tensor, unary: Tensor, real: Tensor, rank: Tensor, lengths: Tensor, scores: Tensor,
+    remaining: bool,
+) -> tuple[tuple[Any, ...], Tiles, dict[str, Any]]:  # fmt: skip
+    """What the kernels over contexts and keys are given: tensors with their strides, then sizes; tiles; options."""
     batch, candidates, hidden = keys.shape
-    count = rank.shape[1]
-    steps = query.shape[1] // count - 1
+    count, steps = scores.shape[2], scores.shape[3] - 1
     tile = tiles(batch, count, steps, candidates, hidden, keys.dtype)
     options = {
+        "REMAINING": remaining,
         "TALL": tile.steps,
         "WIDE": tile.candidates,
         "DEEP": tile.hidden,
@@ -145,8 +180,8 @@ def _launch(
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
-    tensors = (query, keys, *keys.stride(), unary, *unary.stride(), real, *real.stride(), rank, scores)
-    return (*tensors, candidates, count, steps, hidden, ahead), tile, options
+    tensors = (query, keys, *keys.stride(), unary, *unary.stride(), real, *real.stride(), rank, lengths, scores)
+    return (*tensors, candidates, count, steps, hidden), tile, options
 
 
 def opaque(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,25 +200,35 @@ def opaque(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) 
     return call
 
 
-def _scores_like(unary: Tensor, stop: Any, keys: Any, query: Tensor, *_: Any) -> Tensor:
-    return unary.new_empty(5, *query.shape[:2], dtype=torch.float32)
+def _nll_like(
+    unary: Tensor, stop: Any, keys: Tensor, values: Any, stop_key: Any, real: Any, order: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, count, steps = order.shape
+    query = keys.new_empty(batch, count * (steps + 1), keys.shape[2])
+    rank = order.new_empty(batch, count, keys.shape[1], dtype=torch.int32)
+    scores = unary.new_empty(5, batch, count, steps + 1, dtype=torch.float32)
+    return scores, query, rank, rank.new_empty(batch, count)
 
 
 def _nll_backward_like(
-    g_picks: Any, g_stop: Any, scores: Tensor, unary: Tensor, keys: Tensor, query: Tensor, *_: Any
-) -> list[Tensor]:
-    d_stop = scores.new_empty(query.shape[:2])
-    return [unary.new_empty(unary.shape), d_stop, keys.new_empty(keys.shape), query.new_empty(query.shape)]
+    g_picks: Any, g_stop: Any, scores: Any, query: Any, rank: Any, lengths: Any, unary: Tensor, keys: Tensor,
+    stop_key: Tensor | None, real: Any, order: Any, values_dtype: torch.dtype, stop_dtype: torch.dtype,
+) -> list[Tensor]:  # fmt: skip
+    d_stop, d_values = keys.new_empty(len(keys), dtype=stop_dtype), keys.new_empty(keys.shape, dtype=values_dtype)
+    ending = [] if stop_key is None else [stop_key.new_empty(stop_key.shape)]
+    return [unary.new_empty(unary.shape), d_stop, keys.new_empty(keys.shape), d_values, *ending]
 
 
 nll = opaque(
-    "(Tensor unary, Tensor stop, Tensor keys, Tensor query, Tensor real, Tensor rank, int ahead) -> Tensor",
+    "(Tensor unary, Tensor stop, Tensor keys, Tensor values, Tensor? stop_key, Tensor real, Tensor order,"
+    " bool remaining) -> (Tensor, Tensor, Tensor, Tensor)",
     _nll,
-    _scores_like,
+    _nll_like,
 )
 nll_backward = opaque(
-    "(Tensor g_picks, Tensor g_stop, Tensor scores, Tensor unary, Tensor keys, Tensor query, Tensor real, Tensor rank,"
-    " int ahead) -> Tensor[]",
+    "(Tensor g_picks, Tensor? g_stop, Tensor scores, Tensor query, Tensor rank, Tensor lengths, Tensor unary,"
+    " Tensor keys, Tensor? stop_key, Tensor real, Tensor order, ScalarType values_dtype, ScalarType stop_dtype)"
+    " -> Tensor[]",
     _nll_backward,
     _nll_backward_like,
 )

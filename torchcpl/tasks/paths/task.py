@@ -16,6 +16,7 @@ from torchcpl.encoders.resnet import IMAGENET_MEAN, IMAGENET_STD
 from torchcpl.encoders.transformer import Encoder
 from torchcpl.head import KINDS, CPLHead, mlp
 from torchcpl.hypotheses import alike, cover, hypotheses
+from torchcpl.kernels.streams import side_by_side
 from torchcpl.metrics import IMAGE_DIAGONAL, answer_scores, calibration_error, off_road, path_distances, path_scores
 from torchcpl.potentials import Potentials, Selection
 from torchcpl.selectors import Hungarian, Method, MultiHypothesis, PointerHead, Stepwise, Threshold
@@ -169,12 +170,11 @@ class PathsModel(SelectionModel):
         encoded: Tensor = self.encoder(self.project(cells) + self.places)
         return encoded
 
-    def points(self, features: Tensor, corners: Tensor | None = None) -> Tensor:
-        """The point (B, N, 2) in each cell, px; ``corners`` (B, N, 2) where the features are of some cells only."""
-        corners = self.corners if corners is None else corners
+    def points(self, features: Tensor) -> Tensor:
+        """The point (B, N, 2) in each cell, px."""
         offset = self.offset(features).float()
         # What is matched to a target may lie in another cell than it.
-        return torch.add(corners, offset + 0.5 if self.matched else offset.sigmoid(), alpha=CELL)
+        return torch.add(self.corners, offset + 0.5 if self.matched else offset.sigmoid(), alpha=CELL)
 
     def forward(self, batch: PathBatch) -> dict[str, Tensor]:
         target, _ = cells_of(batch.path)
@@ -192,10 +192,11 @@ class PathsModel(SelectionModel):
     def decode(self, features: Tensor, inputs: Tensor, knob: float | None = None) -> Prediction:
         """The path that the method selects, given the encoded cells of the images."""
         potentials = self.method.potentials(features, self._all(features))
-        selection = self.method.pick(potentials, self.max_len, knob)
-        cells = selection.indices
-        corners = _gather(self.corners.expand(len(features), -1, -1), cells)
-        return Prediction(selection, self.points(_gather(features, cells), corners))
+        selection, points = side_by_side(
+            lambda: self.method.pick(potentials, self.max_len, knob),
+            lambda: self.points(features),  # now, when a GPU has little else to do
+        )
+        return Prediction(selection, _gather(points, selection.indices))
 
     def answers(self, inputs: Tensor, count: int, radius: float = NEAR, num_beams: int = 64) -> Answers:
         """Up to ``count`` paths, more than ``radius`` px apart, each with the probability of what is near it."""
