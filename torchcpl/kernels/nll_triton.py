@@ -26,6 +26,7 @@ from torchcpl.potentials import Potentials
 
 PROGRAMS = 264  # enough to fill a GPU: two for each of 132 multiprocessors
 STEPS = 32  # of a sequence that are added up at a time
+BOTH_STEPS = 64  # contexts, in half precision, for which there are registers enough to do both backward passes in one
 
 
 def sequence_log_probs(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
@@ -98,7 +99,7 @@ def tiles(batch: int, count: int, steps: int, candidates: int, hidden: int, dtyp
         chunk=min(deep, 32) if single else deep,
         count=number,
         split=split,
-        both=number == batch and not single,  # which has no registers to spare
+        both=number == batch and not single and tall <= BOTH_STEPS,
         warps=4 if group else 8,
         stages=3 if group else 2,
     )
@@ -130,12 +131,9 @@ def _nll(
     return found
 
 
-def _nll_backward(
-    g_picks: Tensor, g_stop: Tensor | None, scores: Tensor, query: Tensor, rank: Tensor, lengths: Tensor,
-    unary: Tensor, keys: Tensor, stop_key: Tensor | None, real: Tensor, order: Tensor,
-    values_dtype: torch.dtype, stop_dtype: torch.dtype,
-) -> list[Tensor]:  # fmt: skip
+def _nll_backward(g_picks: Tensor, g_stop: Tensor | None, *saved: Any) -> list[Tensor]:
     """The gradients of unary, stop, keys, values and the stop's key, if there is one."""
+    scores, query, rank, lengths, unary, keys, stop_key, real, order, values_dtype, stop_dtype = saved
     arguments, tile, options = _launch(query, keys, unary, real, rank, lengths, scores, g_stop is not None)
     batch, candidates, hidden = keys.shape
     d_unary, d_keys = unary.new_empty(unary.shape), keys.new_empty(keys.shape)
@@ -210,10 +208,8 @@ def _nll_like(
     return scores, query, rank, rank.new_empty(batch, count)
 
 
-def _nll_backward_like(
-    g_picks: Any, g_stop: Any, scores: Any, query: Any, rank: Any, lengths: Any, unary: Tensor, keys: Tensor,
-    stop_key: Tensor | None, real: Any, order: Any, values_dtype: torch.dtype, stop_dtype: torch.dtype,
-) -> list[Tensor]:  # fmt: skip
+def _nll_backward_like(g_picks: Any, g_stop: Any, *saved: Any) -> list[Tensor]:
+    unary, keys, stop_key, _, _, values_dtype, stop_dtype = saved[4:]
     d_stop, d_values = keys.new_empty(len(keys), dtype=stop_dtype), keys.new_empty(keys.shape, dtype=values_dtype)
     ending = [] if stop_key is None else [stop_key.new_empty(stop_key.shape)]
     return [unary.new_empty(unary.shape), d_stop, keys.new_empty(keys.shape), d_values, *ending]
