@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import torchcpl as cpl
+from bench import timing
 from bench.claims import claims
 from bench.timing import CUDA, DEVICE, Row, Work, graphed, peak, row, sets_of, timed
 from torchcpl.constraints import Rules
@@ -416,10 +417,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help=f"where to write the rows (default: {default_out()})")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="some of the parts, with --out")
+    parser.add_argument("--budget", type=float, default=timing.BUDGET, help="seconds of work that is timed, for a row")
     options = parser.parse_args()
     if options.out is None and set(options.only) != set(PARTS):
         parser.error("--only: some of the parts are no whole, expected a file of their own with --out")
     options.out = options.out or default_out()
+    timing.BUDGET = options.budget
     rows: list[Row] = []
     failed: dict[str, str] = {}
     for name in options.only:

@@ -22,6 +22,7 @@ Row = dict[str, Any]
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 CACHE = 2**27 if CUDA else 2**26  # bytes of inputs after which a set of them has left the cache
+BUDGET = 0.2  # seconds of work that is timed
 WARM = 0.03  # seconds of work before it is timed: a host that has waited is slow at first
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
@@ -31,8 +32,9 @@ def sets_of(size: int, most: int = 16) -> int:
     return max(2, min(most, math.ceil(CACHE / max(size, 1))))
 
 
-def timed(calls: Sequence[Work], budget: float = 0.2) -> float:
+def timed(calls: Sequence[Work], budget: float | None = None) -> float:
     """Median milliseconds of a call, as often as fits into ``budget`` seconds, 3 to 200 times."""
+    budget = BUDGET if budget is None else budget
     for call in calls[:2]:
         call()
     end = time.perf_counter() + WARM
@@ -64,7 +66,7 @@ def _spans(calls: Sequence[Work], repeats: int) -> list[float]:
     return [a.elapsed_time(b) for a, b in pairwise(marks)]
 
 
-def graphed(calls: Sequence[Work], budget: float = 0.2) -> float:
+def graphed(calls: Sequence[Work], budget: float | None = None) -> float:
     """Median milliseconds of a call inside a captured graph of all of them: the device's time alone."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

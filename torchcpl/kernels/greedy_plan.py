@@ -14,8 +14,9 @@ from torchcpl.potentials import Potentials
 LARGEST_BLOCK = 8192  # scores that fit into one program's registers
 BUILD_LIMIT = 2**31  # bytes of W that are built for the sake of speed
 PROGRAMS = 1056  # that keep a GPU's memory busy: eight for each of 132 multiprocessors
-# Numbers of a tile of keys, warps for them and tiles on their way, of programs that share a hypothesis or are alone with
-# it (True, False), by the bytes of a number: the quickest on an H200.
+SECOND_WARPS = 8  # that decode by two matrices, where there are candidates for them
+# Numbers of a tile of keys, its warps, and tiles on their way at a time, for programs that share a hypothesis (True) or
+# are alone with one, by the bytes of a number: the quickest on an H200.
 TILES = {
     (True, 4): (2048, 2, 1),
     (True, 2): (2048, 4, 1),
@@ -49,7 +50,7 @@ def dense(n: int, alone: bool) -> Plan:
     block = max(16, 1 << (n - 1).bit_length())
     if block > LARGEST_BLOCK:
         return Plan("tiles", 4096)
-    least = 1 if alone else min(max(block // 32, 1), 8)
+    least = 1 if alone else min(max(block // 32, 1), SECOND_WARPS)
     return Plan("block", block, warps=min(max(block // 256, least), 16))
 
 
