@@ -32,14 +32,14 @@ def test_the_switch() -> None:
         (1, 1, "dense", torch.float32, Plan("block", 16, 1)),
         (1, 1024, "lowrank", torch.float32, Plan("block", 1024, 4)),
         (64, 1024, "lowrank", torch.bfloat16, Plan("block", 1024, 4)),
-        (1024, 1024, "lowrank", torch.float32, Plan("factored", 64, 8, stages=3)),
-        (256, 65_536, "lowrank", torch.float32, Plan("factored", 64, 8, stages=3)),
+        (1024, 1024, "lowrank", torch.float32, Plan("factored", 256, 8)),
+        (256, 65_536, "lowrank", torch.float32, Plan("factored", 256, 8)),
         (1, 1024, "recent", torch.float32, Plan("block", 1024, 8)),  # two columns a step
         (1, 160, "recent", torch.float32, Plan("block", 256, 8)),
         (1, 5, "recent", torch.float32, Plan("block", 16, 1)),
         (1, 8192, "recent", torch.float32, Plan("block", 8192, 16)),
         (8, 65_536, "lowrank", torch.float32, Plan("factored", 16, 2, programs=132)),
-        (1, 10_000_000, "lowrank", torch.bfloat16, Plan("factored", 16, 4, programs=1056)),
+        (1, 10_000_000, "lowrank", torch.bfloat16, Plan("factored", 16, 2, programs=1056, stages=3)),
     ],
 )
 def test_the_plan_for_a_size(batch: int, n: int, kind: str, dtype: torch.dtype, expected: Plan) -> None:

@@ -19,9 +19,9 @@ SECOND_WARPS = 8  # that decode by two matrices, where there are candidates for 
 # are alone with one, by the bytes of a number: the quickest on an H200.
 TILES = {
     (True, 4): (2048, 2, 1),
-    (True, 2): (2048, 4, 1),
-    (False, 4): (8192, 8, 3),
-    (False, 2): (8192, 8, 3),
+    (True, 2): (2048, 2, 3),
+    (False, 4): (32768, 8, 1),
+    (False, 2): (16384, 8, 2),
 }
 STAGED_BYTES = 2**17  # of keys that are on their way to a program: shared memory holds them
 LEAST_TILES = 4  # of a program: with fewer, adding up what the programs found would take as long as finding it
