@@ -25,8 +25,8 @@ from torchcpl.select import METRICS
 from torchcpl.select import select as select_rows
 from torchcpl.sheet import copy_picks, describe_picks, write_explorer, write_sheet
 from torchcpl.tables import Column, Table
-from torchcpl.tasks.ablation import ablate as compare_variants
-from torchcpl.tasks.ablation import read_variants
+from torchcpl.tasks.ablation import ablate as compare
+from torchcpl.tasks.ablation import chosen_variants
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.paths.benchmark import make_scenes
 from torchcpl.tasks.paths.task import PathsConfig
@@ -155,18 +155,10 @@ def report(options: argparse.Namespace) -> None:
 
 def ablate(options: argparse.Namespace) -> None:
     benchmark = TASKS[options.task]
-    base = _config(benchmark, options)
-    if hasattr(options, "seed"):
-        raise ValueError("--seed: an ablation has several, expected --seeds")
-    variants = read_variants(options.variants) if options.variants else benchmark.variants
-    unknown = [name for name in options.only or () if name not in variants]
-    if unknown:
-        raise ValueError(f"--only: expected some of {', '.join(variants)}, got {unknown[0]!r}")
-    chosen = {name: variants[name] for name in options.only or variants}
     folder = options.folder or Path("runs") / f"ablate-{options.task}"
-    results = compare_variants(benchmark, base, chosen, options.seeds, folder, options.jobs)
+    variants = chosen_variants(benchmark, options.variants, options.only)
+    results = compare(benchmark, _config(benchmark, options), variants, options.seeds, folder, options.jobs)
     _show(results, options.out or folder / "table.json", options)
-    _note(f"figure: {folder / 'ablation.svg'}")
 
 
 def demo(options: argparse.Namespace) -> None:
@@ -337,21 +329,18 @@ def _add_table(verbs: Any) -> None:
 def _add_ablate(verbs: Any) -> None:
     for name, benchmark, sub in _verb(verbs, "ablate", ablate, "compare variants of a recipe under one budget"):
         sub.epilog = (
-            f"variants: {', '.join(benchmark.variants)}\n\n"
-            "Each is trained as the recipe says but for the options it changes, for every seed. Finished runs are\n"
-            "kept, so that a second call goes on. The table has scores and the cost of decoding and of training.\n"
-            'A FILE of variants has a table for each:  ["no dropout"]  dropout = 0.0\n\n'
+            f"variants: {', '.join(benchmark.variants)}\n\nEach changes some options of the recipe. Finished runs are "
+            'kept.\nIn a FILE, a table is a variant:  ["no dropout"]  dropout = 0.0\n\n'
             f"examples:\n  torchcpl ablate {name} --recipe {SMALL} --epochs 2 --seeds 0 1 --jobs 2\n"
-            f"  torchcpl ablate {name} --recipe {SMALL} --only {next(iter(benchmark.variants))!r}\n"
-            f"  torchcpl ablate {name} --recipe {SMALL} --variants mine.toml --runs runs/mine --out results/mine.json"
+            f"  torchcpl ablate {name} --recipe {SMALL} --variants mine.toml --out results/mine.json"
         )
-        sub.add_argument("--variants", type=Path, metavar="FILE", help="variants in a TOML file (default: those below)")
+        sub.add_argument("--variants", type=Path, metavar="FILE", help="TOML file of variants (default: those below)")
         sub.add_argument("--only", nargs="+", metavar="NAME", help="some of the variants, beside the base")
         sub.add_argument("--seeds", nargs="+", type=int, default=[0], help="default: 0")
         sub.add_argument("--jobs", type=int, default=1, help="runs to train side by side (default: 1)")
-        said = f"where the runs are or go (default: runs/ablate-{name})"
+        said = f"folder of the runs, of table.json and of ablation.svg (default: runs/ablate-{name})"
         sub.add_argument("--runs", dest="folder", type=Path, metavar="DIR", help=said)
-        _add_output(sub, "JSON file to write (default: table.json in DIR)")
+        _add_output(sub)
         _add_config(sub, benchmark, "the base")
 
 

@@ -133,3 +133,21 @@ def variants(rows: Sequence[Row], score: Column, cost: Column) -> Figure:
         axes.grid(True, axis="x")
         axes.tick_params(axis="y", length=0)
     return figure
+
+
+@styled
+def reliability(
+    panels: Mapping[str, Mapping[str, tuple[Array, Array]]], colours: Mapping[str, str], bins: int = 10
+) -> Figure:
+    """For every panel a line a method: how often what was given a probability came true, in bins of equal counts."""
+    figure = new_figure(WIDTH * 0.8, WIDTH * 0.4)
+    for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        axes.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8)
+        for name, (probability, came_true) in curves.items():
+            parts = np.array_split(np.argsort(probability, kind="stable"), bins)
+            at = [(probability[part].mean(), came_true[part].mean()) for part in parts if len(part)]
+            axes.plot(*np.array(at).T, "o-", color=colours[name], markersize=3, linewidth=1.2, label=name)
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=f"probability of {title}", ylabel="frequency", aspect="equal")
+        axes.grid(True)
+    axes.legend(loc="upper left")
+    return figure

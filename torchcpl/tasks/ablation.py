@@ -36,6 +36,15 @@ def read_variants(path: str | Path) -> Variants:
     return found
 
 
+def chosen_variants(benchmark: Benchmark[Any], path: Path | None, only: Sequence[str] | None) -> Variants:
+    """Those of a file or the task's own, or ``only`` some of these."""
+    variants = benchmark.variants if path is None else read_variants(path)
+    unknown = [name for name in only or () if name not in variants]
+    if unknown:
+        raise ValueError(f"only: expected some of {', '.join(variants)}, got {unknown[0]!r}")
+    return {name: variants[name] for name in only or variants}
+
+
 def plan_variants(base: TrainConfig, variants: Variants, seeds: Sequence[int], folder: Path) -> dict[Path, TrainConfig]:
     """Where the run of every variant and seed lies, and its configuration; ValueError names a variant that has none."""
     planned: dict[Path, TrainConfig] = {}

@@ -100,6 +100,10 @@ class Benchmark(ABC, Generic[C]):
         """What is said below the table."""
         return []
 
+    def remarks(self, scores: Row) -> list[str]:
+        """What is said below a single run's row of scores that have no column."""
+        return []
+
     def panels(self, runs: Sequence[Run[C]], table: Table) -> list[Panel]:
         """The figures of the report, beside the convergence of all tasks."""
         return []
@@ -289,10 +293,13 @@ class Benchmark(ABC, Generic[C]):
         epoch = best["epoch"]
         found = {name: value if math.isfinite(value) else None for name, value in scores}  # as the history has it
         found |= {"epoch": epoch, "knob": knob}
-        row = self._row(self.names[_method(run)] + self.suffix(run.config), rule, [found], [run]) | timing.quick(*restored)
+        row = self._row(self.names[_method(run)] + self.suffix(run.config), rule, [found], [run]) | timing.quick(
+            *restored
+        )
         theirs = [line for line in self.published(run.config) if line["method"] == row["method"]]
         chosen = f"epoch {epoch}" + ("" if knob is None else f" and knob {knob:g}")
-        notes = (f"{chosen}, chosen on {rule}; {len(task.reported)} {self.reported}",)
+        row |= {name: value for name, value in found.items() if name not in row}
+        notes = (f"{chosen}, chosen on {rule}; {len(task.reported)} {self.reported}", *self.remarks(found))
         title = f"{run.path}, {self.source(run.config)}"
         return Table(title, self.columns, [row], theirs, notes, self._info([run]))
 

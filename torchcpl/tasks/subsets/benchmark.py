@@ -77,7 +77,7 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
         "stop knows the picks": {"live_stop": True},
         "distances too": {"kind": "coverage", "distances": "also"},
         "distances only": {"kind": "coverage", "distances": "only"},
-        "stop by threshold": {"early_stop_weight": 0.0, "stop_rule": "threshold", "tune_knob": True},
+        "stop by threshold": {"early_stop_weight": 0.0, "stop_rule": "threshold", "calibrate": "f1"},
         "pointer": {"method": "pointer"},
         "pointer, distances too": {"method": "pointer", "distances": "also"},
     }
@@ -140,13 +140,20 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
             said.append(f"{config.held_out:.0%} of the training {config.split} set aside.")
         return said
 
+    def remarks(self, scores: Row) -> list[str]:
+        return (
+            [f"Probability of a set that covers all classes: {scores['covering']:.3f}."] if "covering" in scores else []
+        )
+
     def panels(self, runs: Sequence[Run[SubsetsConfig]], table: Table) -> list[Panel]:
         restored = {method: self.restore(run) for method, run in self.first_runs(runs).items()}
         found: list[Panel] = []
         if "cpl" in restored:
             found += figures.bag_panels(*restored["cpl"])
         reference = next((row for row in table.rows if row["method"] == REFERENCE), None)
-        return [*found, figures.trade_panel(restored, reference)]
+        stepwise = {METHODS[method]: restored[method] for method in ("pointer", "cpl") if method in restored}
+        reliability = [figures.reliability_panel(stepwise)] if stepwise else []
+        return [*found, figures.trade_panel(restored, reference), *reliability]
 
     def explorer(self, run: Run[SubsetsConfig]) -> Explorer:
         return figures.bag_explorer(*self.restore(run))

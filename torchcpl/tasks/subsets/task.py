@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,13 +12,16 @@ from torch import Tensor, nn
 
 from torchcpl.checks import check_tensor
 from torchcpl.config import TrainConfig, option
+from torchcpl.constraints import Rules
+from torchcpl.decoding import sample
 from torchcpl.encoders.distances import DistanceBias, distances
 from torchcpl.encoders.transformer import Encoder
+from torchcpl.functional import prefix_logits
 from torchcpl.head import KINDS, CPLHead
 from torchcpl.metrics import cluster_scores
 from torchcpl.potentials import Selection
 from torchcpl.selectors import Hungarian, Method, PointerHead, Stepwise, Threshold, kmeans
-from torchcpl.selectors.stepwise import STOP_RULES
+from torchcpl.selectors.stepwise import STOP_RULES, fit_stop, stop_log_odds
 from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.subsets.bags import BagProtocol, Bags, BagSampler, fixed_bags
 from torchcpl.tasks.subsets.data import Features, split_classes, split_held_out
@@ -32,6 +36,7 @@ METHODS = {
 REFERENCE = "k-Means (oracle k)"
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
 SPLITS = ("items", "classes")
+GOALS = ("none", "f1", "count", "likelihood")
 DISTANCES = ("none", "also", "only")
 REPORTED_CLASSES = 0.3  # share of the classes that training never sees
 
@@ -70,7 +75,6 @@ class SubsetsConfig(TrainConfig):
         "none", "what attention, and coverage of CPL, are told of distances between the items: nothing, these beside "
         "the features, or these only", choices=DISTANCES,
     )  # fmt: skip
-    linear: bool = option(False, "trial")
     projection: bool = option(True, "a linear layer before the encoder; without it only where widths differ")
     dropout: float = option(0.1, "dropout in encoder, decoder and heads", low=0.0, high=0.9)
     input_dropout: float = option(0.0, "dropout on the features", low=0.0, high=0.9)
@@ -93,9 +97,10 @@ class SubsetsConfig(TrainConfig):
         "stop when that is the likeliest choice, or when its probability passes a threshold",
         choices=STOP_RULES,
     )
-    tune_knob: bool = option(
-        False, "choose the stop bias of cpl and pointer as the thresholds of the others are chosen"
-    )
+    calibrate: str = option(
+        "none", "what the stop of cpl and pointer is fitted for, on the bags the checkpoint is chosen on: the best "
+        "F1, the best count, or the likelihood of stopping at the target's end", choices=GOALS,
+    )  # fmt: skip
 
 
 class SubsetsModel(SelectionModel):
@@ -137,7 +142,7 @@ class SubsetsModel(SelectionModel):
             share = self.input_mix * torch.rand(features.shape[:2], device=features.device).unsqueeze(-1)
             features = features.lerp(features.roll(1, 1), share)  # the order within a bag is random already
         scaled = (features - self.shift) / self.scale
-        items: Tensor | None = self.input and self.input(scaled if self.standardise else features)
+        items: Tensor | None = None if self.input is None else self.input(scaled if self.standardise else features)
         if self.distances is None:
             encoded: Tensor = self.encoder(items, inputs.mask)
             return encoded
@@ -174,7 +179,6 @@ def build_method(config: SubsetsConfig) -> Method:
     }
     if config.method == "cpl":
         head = CPLHead(config.dim, config.hidden, kind=config.kind, live_stop=config.live_stop, dropout=config.dropout)
-        head.linear = config.linear
         return Stepwise(head, **objective)
     if config.method == "pointer":
         decoder = PointerHead(
@@ -197,6 +201,8 @@ class SubsetsTask:
     def __init__(self, config: SubsetsConfig, features: Features) -> None:
         self.config = config
         self.device = device_of(config)
+        if config.calibrate == "likelihood" and config.stop_rule != "threshold":
+            raise ValueError('calibrate = "likelihood": expected stop_rule = "threshold", got "argmax"')
         if config.split == "classes":
             features = split_classes(features, REPORTED_CLASSES, config.split_seed, config.min_classes)
         self.features = features
@@ -247,23 +253,45 @@ class SubsetsTask:
 
         With ``held_out`` the latter are ``reported_…``; ``best_…`` are at the knob that is best on the reported bags.
         """
-        scores = self.evaluate(model, self.chosen_on, self.knobs(model))
-        knob = max(scores, key=lambda value: scores[value]["clu_f1"])
-        found = {**scores[knob], "knob": knob}
+        calibrate, fitted = self.config.calibrate != "none", dict[str, float]()
+        if self.config.calibrate == "likelihood" and isinstance(model.method, Stepwise):
+            knob, fitted = self.fit_stop(model)
+            scores = self.evaluate(model, self.chosen_on, (knob,))
+        else:
+            scores = self.evaluate(model, self.chosen_on, self.knobs(model))
+            by_count = self.config.calibrate == "count"
+            knob = max(scores, key=lambda value: -scores[value]["card_err"] if by_count else scores[value]["clu_f1"])
+        found = {**scores[knob], "knob": knob, **fitted}
         if self.chosen_on is not self.reported:
             # What the paper does, choosing on the reported bags, is given beside it, unless the recipe tunes more.
-            knobs = (knob,) if self.config.tune_knob else self.knobs(model)
+            knobs = (knob,) if calibrate else self.knobs(model)
             scores = self.evaluate(model, self.reported, knobs)
             found.update({f"reported_{name}": value for name, value in scores[knob].items()})
-            if not self.config.tune_knob:
+            if not calibrate:
                 best = max(scores, key=lambda value: scores[value]["clu_f1"])
                 found.update({f"best_{name}": value for name, value in {**scores[best], "knob": best}.items()})
         return found
 
     def knobs(self, model: SubsetsModel) -> tuple[float, ...]:
         method = model.method
-        swept = self.config.tune_knob or isinstance(method, Threshold)
+        swept = self.config.calibrate != "none" or isinstance(method, Threshold)
         return method.knobs if swept else (method.knob,)
+
+    @torch.no_grad()
+    def fit_stop(self, model: SubsetsModel) -> tuple[float, dict[str, float]]:
+        """The threshold on P(stop) at which, once calibrated by temperature and bias, it is ½; and these two.
+
+        Fitted on every prefix of the targets of the bags that choices are made on: the stop is right after the last.
+        """
+        odds, done = [], []
+        for part in self.chosen_on.split(256):
+            pot = model.method.potentials(model.encode(part), part.mask)
+            found = stop_log_odds(prefix_logits(pot, part.target.unsqueeze(1), Rules(pot)).squeeze(1))  # (B, T+1)
+            left = (part.target >= 0).sum(-1, keepdim=True) - torch.arange(found.shape[1], device=found.device)
+            odds.append(found[left >= 0])
+            done.append(left[left >= 0] == 0)
+        temperature, bias = fit_stop(torch.cat(odds), torch.cat(done))
+        return 1 / (1 + math.exp(bias * temperature)), {"temperature": temperature, "stop_bias": bias}
 
     @torch.no_grad()
     def evaluate(self, model: SubsetsModel, bags: Bags, knobs: tuple[float, ...]) -> dict[float, dict[str, float]]:
@@ -279,9 +307,20 @@ class SubsetsTask:
         return {knob: dict(zip(COLUMNS, row, strict=True)) for knob, row in zip(knobs, means, strict=True)}
 
     def report(self, model: SubsetsModel, knob: float | None = None) -> dict[str, float]:
-        """Mean scores over the reported bags."""
+        """Mean scores over the reported bags; of a method that gives probabilities, that of covering all classes."""
         knob = model.method.knob if knob is None else knob
-        return self.evaluate(model, self.reported, (knob,))[knob]
+        scores = self.evaluate(model, self.reported, (knob,))[knob]
+        return scores | ({"covering": self.covering(model)} if isinstance(model.method, Stepwise) else {})
+
+    @torch.no_grad()
+    def covering(self, model: SubsetsModel, samples: int = 8) -> float:
+        """The probability of a set that covers all classes of a reported bag, by ``samples`` of each."""
+        generator, hits = torch.Generator(self.device).manual_seed(0), 0.0
+        for part in self.reported.split(256):
+            pot = model.method.potentials(model.encode(part), part.mask)
+            for picks in sample(pot, samples, max_len=model.max_len, generator=generator).indices:
+                hits += float((cluster_scores(picks, part.labels)["clu_rec"] == 1).sum())
+        return hits / samples / len(self.reported)
 
     def examples(self, batch: int, limit: int) -> list[Bags]:
         """The first reported bags, ``batch`` at a time, up to ``limit`` times."""
