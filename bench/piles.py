@@ -124,7 +124,7 @@ def summary(options: argparse.Namespace) -> dict[str, Any]:
     mean = {key: float(np.mean([row[key] for row in rows.values()])) for key in ("clu_f1", "told", "card_err")}
     chosen = shift("")
     if options.weights:
-        nets["general"].count[-1].bias.data[2] += chosen
+        nets["general"].get_parameter("count.2.bias").data[2] += chosen
         save_model(options.weights, nets["general"], recipe="general", stop_shift=str(chosen))
     first = json.loads((out / "general.json").read_text())
     training = {"config": first["config"], "steps": first["step"], "seconds": first["seconds"], "info": first["info"]}

@@ -27,7 +27,7 @@ from torchcpl.functional import prefix_log_probs
 from torchcpl.hypotheses import hypotheses
 from torchcpl.interactions.base import gather_rows
 from torchcpl.potentials import Potentials, Selection, picked_mask
-from torchcpl.reduce import BLOCK, Rows, reduce
+from torchcpl.reduce import BLOCK, Rows, reduce, settle
 
 SHIPPED = Path(__file__).parent / "models" / "piles.safetensors"
 METRICS = ("euclidean", "cosine", "precomputed")
@@ -203,7 +203,9 @@ class _Picker:
 def _large(
     picker: _Picker, rows: Rows, required: Tensor, forbidden: Tensor, bonus: Tensor, between: tuple[int, int]
 ) -> Selection:
-    """Two stages: micro-clusters, then the model over their means, in parts where there are more than a few hundred."""
+    """Two stages: micro-clusters, then the model over their means. More picks than it was trained on are made in parts,
+    which do not know of each other, and settle among each other afterwards.
+    """
     n, (least, most) = len(rows), between
     exact = picker.exact
     parts = exact and most > TRAINED
@@ -236,6 +238,8 @@ def _large(
     # Each part's first picks, then their second ones: the order of picking within a part is kept.
     turn = torch.cat([torch.arange(len(part)) for part in picks]).argsort(stable=True)
     order, chance = torch.cat(picks)[turn], torch.cat(chances)[turn]
+    if parts and len(order) > 1:
+        order = torch.where(required[order], order, settle(rows, order, allowed))
     return _filled(order, chance, least, allowed, forbidden)
 
 
