@@ -20,6 +20,7 @@ from torchcpl.hypotheses import cover
 from torchcpl.provenance import run_info
 
 ANSWERS = 6
+REFERENCE = 600  # samples that stand for the distribution of paths
 Same = Callable[[Tensor], Tensor]
 
 
@@ -68,7 +69,7 @@ def pools(pot: cpl.Potentials, width: int, max_len: int) -> Iterator[tuple[str, 
 def compare(pot: cpl.Potentials, width: int, max_len: int, same: Same | None) -> list[dict[str, Any]]:
     """Covered probability and the error of what is stated, by each way; None compares sets."""
     alike: Same = same if same is not None else lambda answers: _same_set(answers, pot.num_candidates)
-    reference = cpl.sample(pot, 600, max_len=max_len).indices.transpose(0, 1)  # the law, where it is not computed
+    reference = cpl.sample(pot, REFERENCE, max_len=max_len).indices.transpose(0, 1)  # the law, where it is not computed
     ours = cpl.hypotheses(pot, ANSWERS, same=same or "set", num_beams=width, max_len=max_len)
     found = [("cpl.hypotheses", ours.indices, ours.log_prob.exp())]
     for name, answers, worth in pools(pot, width, max_len):

@@ -26,6 +26,8 @@ TABLES = {
     "paths": {
         "paths-index.json": "Three nuScenes maps, the paper's split by index",
         "paths-geography.json": "The same maps, reported on other areas than trained on",
+        "paths-left-out.json": "Trained on two maps, reported on the third",
+        "paths-hypotheses.json": "Six answers with probabilities, other areas than trained on",
     },
 }
 SHORT = {
@@ -40,7 +42,8 @@ def full(task: str) -> str:
     for name, title in TABLES[task].items():
         path = ROOT / "results" / name
         if path.exists():
-            table = Table.read(path, TASKS[task].columns)
+            answers = name.endswith("-hypotheses.json")
+            table = Table.read(path, TASKS[task].answer_columns if answers else TASKS[task].columns)
             source = f"[`results/{name}`](../../results/{name}), trained on {table.info['trained_on']}"
             parts.append(f"## {title}\n\n{source}\n\n{table.markdown()}")
     return "\n\n".join(parts).rstrip()

@@ -62,7 +62,8 @@ def test_the_page_is_made_of_the_numbers(tmp_path: Path) -> None:
     assert "<svg" in performance.render(figures["speed-gpu"], "svg").decode()
 
 
-def test_ways_to_find_several_answers_are_compared(tmp_path: Path) -> None:
+def test_ways_to_find_several_answers_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hypotheses, "REFERENCE", 40)
     hypotheses.main(["--out", str(tmp_path / "ways.json"), "--width", "8", "--steps", "1"])
     found = read_json(tmp_path / "ways.json")
     assert [row["way"] for row in found["sets"]][:2] == ["cpl.hypotheses", "beams, merged"]

@@ -24,11 +24,10 @@ def test_load_weights_must_fit() -> None:
     cases = [
         (
             {**weights, "weight": torch.ones(3, 2)},
-            r"here does not fit the model: weight is \(3, 2\), expected \(2, 3\)",
+            r"here does not fit the model: .*size mismatch for weight",
         ),
-        ({"weight": torch.ones(2, 3)}, r"bias is missing, expected \(2,\)"),
-        ({**weights, "extra": torch.ones(1)}, r"extra is \(1,\), expected none"),
-        ({f"layer{i}": torch.ones(1) for i in range(9)}, r"and 8 more"),
+        ({"weight": torch.ones(2, 3)}, r"Missing key.*bias"),
+        ({**weights, "extra": torch.ones(1)}, r"Unexpected key.*extra"),
     ]
     for wrong, message in cases:
         with pytest.raises(CheckpointError, match=message):

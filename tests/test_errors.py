@@ -369,7 +369,7 @@ TABLE = [
         constrained(cpl.Require(torch.tensor([True, False, True, False])), cpl.Adjacent([[1], [0], [3], [2]])),
         "constraints",
         "row 0 cannot be satisfied",
-        "connected to another required one in neither direction",
+        "to another required one, in either direction",
     ),
     # The head.
     Wrong("dim", lambda: cpl.CPLHead(0), "dim", "at least 1", "int 0"),

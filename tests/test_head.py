@@ -285,3 +285,20 @@ def test_an_empty_target_still_reaches_every_parameter(kind: str) -> None:
     head = cpl.CPLHead(8, 16, kind=kind, live_stop=True)
     losses(head(features, mask), torch.full((2, 2), -1)).backward()
     assert all(p.grad is not None for p in head.parameters())
+
+
+def test_pairs_join_the_coverage_of_their_ends() -> None:
+    head = make("coverage+stop").double().eval()
+    features, mask = torch.randn(2, 5, 8, dtype=torch.float64), torch.ones(2, 5, dtype=torch.bool)
+    pairs = torch.randn(2, 5, 5, dtype=torch.float64)
+    without, found = head(features, mask), head(features, mask, pairs)
+    assert isinstance(found.interaction, cpl.DenseCoverage)
+    assert isinstance(without.interaction, cpl.Coverage)
+    picks = torch.arange(5).expand(2, 5).unsqueeze(-1)
+    ends = without.interaction.steps(picks.squeeze(-1))[1].log().transpose(1, 2)  # c_ji of the ends alone
+    torch.testing.assert_close(found.interaction.cover, ends + pairs)
+    torch.testing.assert_close(found.interaction.dense_stop(), without.interaction.dense_stop())
+    with pytest.raises(ValueError, match='pairs: expected none with kind="lowrank"'):
+        make("lowrank").double()(features, mask, pairs)
+    with pytest.raises(ValueError, match="pairs: expected"):
+        head(features, mask, pairs[:, :4])

@@ -14,6 +14,7 @@ from torch import Tensor
 import torchcpl as cpl
 from torchcpl.selectors import Hungarian, MultiHypothesis, PointerHead, Stepwise, Threshold, kmeans
 from torchcpl.selectors.hungarian import _shortlist, assignment
+from torchcpl.selectors.stepwise import fit_stop
 
 
 def pointer(cache: bool = True) -> PointerHead:
@@ -290,3 +291,14 @@ def test_a_method_of_other_potentials_is_selected_by_them() -> None:
     head = cpl.CPLHead(8, 16)
     assert Stepwise(head, ordered=True).select(x, mask, 4, -50.0).lengths.tolist() == [4, 4, 4]
     assert Shy(head, ordered=True).select(x, mask, 4, -50.0).lengths.tolist() == [0, 0, 0]
+
+
+def test_the_stop_is_calibrated_by_its_temperature_and_bias() -> None:
+    torch.manual_seed(0)
+    odds = 4 * torch.randn(20_000)
+    done = torch.rand(20_000) < (odds / 2.5 - 0.7).sigmoid()
+    temperature, bias = fit_stop(torch.cat([odds, torch.tensor([torch.inf])]), torch.cat([done, torch.tensor([True])]))
+    assert temperature == pytest.approx(2.5, rel=0.05)
+    assert bias == pytest.approx(-0.7, abs=0.05)
+    nothing = fit_stop(torch.tensor([3.0, 4.0]), torch.tensor([True, True]))
+    assert all(math.isfinite(value) for value in nothing)

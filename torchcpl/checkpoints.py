@@ -128,17 +128,10 @@ def read_training(run: Path) -> dict[str, Any]:
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
     """Load weights whose names and shapes must match the model's; ``source`` names them in errors."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    wrong = [
-        f"{name} is {found.get(name, 'missing')}, expected {shapes.get(name, 'none')}"
-        for name in [*shapes, *(name for name in found if name not in shapes)]
-        if shapes.get(name) != found.get(name)
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise CheckpointError(f"{source} does not fit the model: {'; '.join(wrong[:3])}{more}")
-    model.load_state_dict(dict(weights))
+    try:
+        model.load_state_dict(dict(weights))
+    except RuntimeError as error:  # which lists missing and unexpected names and wrong shapes
+        raise CheckpointError(f"{source} does not fit the model: {' '.join(str(error).split())[:300]}") from None
 
 
 def read_history(run: str | Path) -> list[dict[str, Any]]:

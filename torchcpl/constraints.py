@@ -279,48 +279,32 @@ class Rules:
         if (self.required is None and self.min_len == 0 and not self._budgets) or not readable():
             return
 
-        def refuse(bad: Tensor, why: Callable[[int], str]) -> None:
+        def refuse(bad: Tensor, why: str, *numbers: Tensor) -> None:
+            """Raise for the first row that is ``bad`` (B,), whose ``numbers`` (B,) are formatted into ``why``."""
             if bad.any():
                 row = int(bad.nonzero()[0])
-                raise ValueError(f"constraints: row {row} cannot be satisfied: {why(row)}")
+                why = why.format(*(number[row].item() for number in numbers))
+                raise ValueError(f"constraints: row {row} cannot be satisfied: {why}")
 
         room = self.available.sum(-1)
-        refuse(
-            room < self.min_len,
-            lambda row: f"min_len = {self.min_len}, but only {int(room[row])} candidates may be picked",
-        )
+        refuse(room < self.min_len, f"min_len = {self.min_len}, but only {{}} candidates may be picked", room)
         required = self.required if self.required is not None else torch.zeros_like(self.available)
         lost = required & ~self.available
-        refuse(
-            lost.any(-1),
-            lambda row: f"candidate {int(lost[row].nonzero()[0])} is required, but padded or forbidden",
-        )
+        if lost.any():
+            refuse(lost.any(-1), "candidate {} is required, but padded or forbidden", lost.int().argmax(-1))
         wanted = required.sum(-1)
-        refuse(
-            wanted > self.max_len,
-            lambda row: f"{int(wanted[row])} candidates are required, but max_len = {self.max_len}",
-        )
+        refuse(wanted > self.max_len, f"{{}} candidates are required, but max_len = {self.max_len}", wanted)
         for cost, limit in self._budgets:
             fill = (self.min_len - wanted).clamp(min=0)
             spare = cost.masked_fill(~self.available | required, torch.inf).sort(-1).values
             cheapest = torch.nn.functional.pad(spare.cumsum(-1), (1, 0)).gather(1, fill.unsqueeze(-1)).squeeze(-1)
             need = _total(cost, required).squeeze(-1) + cheapest
-            refuse(
-                need > limit,
-                lambda row, need=need, limit=limit: (  # type: ignore[misc]
-                    f"the required picks and min_len cost at least {float(need[row]):g}, "
-                    f"the budget is {float(limit[row]):g}"
-                ),
-            )
+            refuse(need > limit, "the required picks and min_len cost at least {:g}, the budget is {:g}", need, limit)
         for matrix in self._adjacent:
-            cut_off = self._unreachable(matrix, required)
-            refuse(
-                cut_off.any(-1),
-                lambda row, cut_off=cut_off: (  # type: ignore[misc]
-                    f"required candidate {int(cut_off[row].nonzero()[0])} is connected to another required one in "
-                    "neither direction"
-                ),
-            )
+            apart = self._unreachable(matrix, required)
+            if apart.any():
+                why = "no path connects required candidate {} to another required one, in either direction"
+                refuse(apart.any(-1), why, apart.int().argmax(-1))
 
     def _unreachable(self, matrix: Tensor, required: Tensor) -> Tensor:
         """(B, N) required candidates that no path connects to some other required candidate, in either direction."""
@@ -370,11 +354,7 @@ def _budget(constraint: Budget, pot: Potentials) -> tuple[Tensor, Tensor]:
     cost = per_row("Budget.cost", cost, pot, torch.float64).masked_fill(~pot.mask, 0)
     if values and bool((~(cost >= 0)).any()):
         raise ValueError("Budget.cost: expected costs of at least 0, got a negative one or NaN")
-    limit = limit.double().expand(batch)
-    if values and bool((limit < 0).any()):
-        row = int((limit < 0).nonzero()[0])
-        raise ValueError(f"constraints: row {row} cannot be satisfied: the budget is {float(limit[row]):g}")
-    return cost, limit * (1 + rounding)
+    return cost, limit.double().expand(batch) * (1 + rounding)
 
 
 def _affordable(cost: Tensor, limit: Tensor, history: History, outlook: Outlook) -> Tensor:

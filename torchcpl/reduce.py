@@ -19,6 +19,7 @@ from torchcpl.files import track
 BLOCK = 16384  # rows read at a time
 SAMPLE = 24  # rows a centre is fitted on
 ITERATIONS = 8
+SETTLING = 4  # steps of Lloyd's algorithm from picks
 
 
 @dataclass(frozen=True)
@@ -146,9 +147,38 @@ def _part(
         values = rows.take(block)
         score, labels = nearest(values, centres)
         score = (score + values.square().sum(-1)).masked_fill(~allowed[block].to(score.device), torch.inf)
-        least = best.scatter_reduce(0, labels, score, "amin")
-        chosen = ((score == least[labels]) & (score < best[labels])).nonzero().flatten()
-        member[labels[chosen]] = block.to(member.device)[chosen]
-        best = least
+        best = _improve(best, member, labels, score, block)
     kept = sizes > 0
     return centres[kept], member[kept], sizes[kept], torch.full_like(sizes[kept], part)
+
+
+def _improve(best: Tensor, member: Tensor, labels: Tensor, score: Tensor, rows: Tensor) -> Tensor:
+    """The least score of every cluster, with those of ``rows`` (n,) too; writes into ``member`` which row has it."""
+    least = best.scatter_reduce(0, labels, score, "amin")
+    chosen = ((score == least[labels]) & (score < best[labels])).nonzero().flatten()
+    member[labels[chosen]] = rows.to(member.device)[chosen]
+    return least
+
+
+def settle(rows: Rows, picks: Tensor, allowed: Tensor) -> Tensor:
+    """(T,) in place of each pick the row that speaks most clearly for its group: Lloyd's algorithm from the picks, then
+    of every cluster the row where ``allowed`` whose squared distance to the mean falls furthest below that to the next.
+    """
+    centres, blocks = rows.take(picks.cpu()), torch.arange(len(rows)).split(BLOCK)
+    for _ in range(SETTLING):
+        total, sizes = torch.zeros_like(centres), torch.zeros(len(centres), dtype=torch.long, device=centres.device)
+        for block in blocks:
+            values = rows.take(slice(int(block[0]), int(block[-1]) + 1))
+            labels = nearest(values, centres)[1]
+            total.index_add_(0, labels, values)
+            sizes += torch.bincount(labels, minlength=len(centres))
+        centres = torch.where((sizes > 0).unsqueeze(-1), total / sizes.clamp(min=1).unsqueeze(-1), centres)
+    best, member = torch.full((len(centres),), torch.inf, device=centres.device), picks.to(centres.device, copy=True)
+    for block in blocks:
+        values = rows.take(slice(int(block[0]), int(block[-1]) + 1))
+        score = torch.addmm(centres.square().sum(-1), values, centres.T, alpha=-2)
+        least, labels = score.min(-1)
+        gap = least - score.scatter_(1, labels.unsqueeze(-1), torch.inf).amin(-1)
+        gap = gap.masked_fill(~allowed[block].to(gap.device), torch.inf)
+        best = _improve(best, member, labels, gap, block)
+    return member

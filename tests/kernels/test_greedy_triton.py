@@ -267,8 +267,8 @@ def test_a_second_matrix_is_read_as_by_plain_torch(
         found = cpl.greedy(pot, **asked)
     assert found.indices.equal(expected.indices)
     torch.testing.assert_close(found.log_prob.double(), expected.log_prob, rtol=1e-5, atol=1e-5)
-    assert int(found.lengths.min()) > 2
-    if kind == "coverage":
+    assert int(found.lengths.min()) > 1
+    if "coverage" in kind:
         assert float(pot.interaction.dense().abs().max()) > 20  # something was covered for good
 
 
@@ -289,6 +289,8 @@ def test_two_matrices_of_too_many_candidates_are_left_to_plain_torch(kind: str) 
     for batch, n in ((1, 8193), (100, 2048)):
         parts = [shape(batch, n, 4) for _ in range(4)]
         interaction = cpl.Coverage(*parts, shape(batch)) if kind == "coverage" else cpl.Recent(*parts)
+        if kind == "dense coverage":
+            interaction = cpl.DenseCoverage(shape(batch, n, n))
         pot = cpl.Potentials(shape(batch, n), shape(batch), interaction)
         assert f"{n} candidates in {batch} rows" in str(dispatch.decode_obstacle(pot, Rules(pot, 3)))
 

@@ -49,7 +49,7 @@ def double(pot: cpl.Potentials) -> cpl.Potentials:
     return cpl.Potentials(pot.unary.double(), pot.stop.double(), type(pot.interaction)(**parts), pot.mask)
 
 
-SECOND = {"coverage": "cover_keys", "recent": "last_keys"}
+SECOND = {"coverage": "cover_keys", "recent": "last_keys", "dense coverage": "cover"}
 
 
 def two_matrices(kind: str, device: torch.device, live: bool = True) -> cpl.Potentials:
@@ -63,6 +63,8 @@ def two_matrices(kind: str, device: torch.device, live: bool = True) -> cpl.Pote
     interaction: cpl.Interaction
     if kind == "coverage":  # some pairs are far beyond the largest effect, which is cut off
         interaction = cpl.Coverage(keys, values, 6 * more_keys, 6 * more_values, draw(batch), stop_key)
+    elif kind == "dense coverage":
+        interaction = cpl.DenseCoverage(12 * draw(batch, n, n), draw(batch, n) if live else None)
     else:
         last_stop_key = draw(batch, hidden) if live else None
         interaction = cpl.Recent(keys, values, 2 * more_keys, 2 * more_values, stop_key, last_stop_key)

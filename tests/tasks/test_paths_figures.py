@@ -83,6 +83,20 @@ def test_scene_rows_hold_valid_paths_predictions_and_their_scores(scenes: Scenes
             assert scene.words == f"{one.report(drawn)['min_ade']:.1f} px"
 
 
+def test_the_worst_scenes_are_those_with_the_largest_distance(scenes: Scenes) -> None:
+    cpl = model(scenes, "cpl")
+    single = np.flatnonzero(scenes.counts == 1)
+    one_at_a_time = [
+        PathsTask(PathsConfig(**SMALL), scenes.select([i, i])).report(cpl)["min_ade"] for i in single.tolist()
+    ]
+    wanted = single[np.argsort(one_at_a_time)[::-1][:2]].tolist()
+    assert figures.worst_scenes(cpl, scenes, 2) == wanted
+    panel = figures.failures_panel(cpl, "cpl", scenes)
+    assert panel is not None
+    assert panel.name == "failures"
+    assert figures.failures_panel(cpl, "cpl", scenes.select(np.flatnonzero(scenes.counts > 1))) is None
+
+
 def test_the_scenes_figure_has_a_row_a_method_and_draws_the_points(scenes: Scenes) -> None:
     picture = figures.faint(scenes.images[0])
     a, b = np.array([[10.0, 20.0], [30.0, 40.0]]), np.array([[50.0, 60.0]])

@@ -106,7 +106,7 @@ def test_without_held_out_there_is_the_papers_rule_alone() -> None:
 
 def test_with_a_tuned_knob_nothing_is_said_of_the_best_on_the_reported_bags() -> None:
     history = [record(1, clu_f1=0.5, reported_clu_f1=0.3), record(2, clu_f1=0.4, reported_clu_f1=0.9)]
-    found = BENCHMARK.by_rule(made(history, override(TINY, tune_knob=True)))
+    found = BENCHMARK.by_rule(made(history, override(TINY, calibrate="f1")))
     assert {rule: row["clu_f1"] for rule, row in found.items()} == {HELD_OUT: 0.3}
 
 

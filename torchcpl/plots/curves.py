@@ -1,4 +1,4 @@
-"""Convergence curves, precision–recall curves, grouped bars."""
+"""Convergence curves, precision–recall curves, grouped bars, variants of an ablation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from torchcpl.plots.style import FAINT, INK, WIDTH, Array, dark, new_figure, styled
-from torchcpl.tables import Column
+from torchcpl.plots.style import FAINT, INK, PALETTE, WIDTH, Array, dark, new_figure, styled
+from torchcpl.tables import Column, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -106,4 +106,48 @@ def grouped_bars(
     axes.set(xlabel=xlabel, ylabel=label)
     axes.grid(True, axis="y")
     figure.legend(loc="outside upper center", ncols=3)
+    return figure
+
+
+@styled
+def variants(rows: Sequence[Row], score: Column, cost: Column) -> Figure:
+    """A line a variant, the base first: its score as a dot with ± one deviation, beside it its cost as a bar."""
+    figure = new_figure(WIDTH, 0.9 + 0.22 * len(rows))
+    left, right = figure.subplots(1, 2, width_ratios=(3, 1), sharey=True)
+    at = np.arange(len(rows))
+    means = np.array([row[score.name] for row in rows], float)
+    spread = np.array([row.get(f"{score.name}_std") or 0.0 for row in rows])
+    left.axvline(means[0], color=FAINT, linewidth=1.0, zorder=1)
+    left.errorbar(means, at, xerr=spread, fmt="o", color=PALETTE[2], markersize=4, elinewidth=1.0, capsize=2)
+    for mean, place, row in zip(means, at, rows, strict=True):
+        left.annotate(
+            score.cell(row), (mean, place), (0, 4), textcoords="offset points", ha="center", va="bottom", fontsize=6
+        )
+    left.set_yticks(at, [row["method"] for row in rows])
+    left.set(xlabel=score.heading())
+    left.invert_yaxis()
+    left.margins(x=0.12, y=0.04)
+    right.barh(at, [row[cost.name] for row in rows], 0.6, color=PALETTE[3], linewidth=0)
+    right.set(xlabel=cost.heading())
+    for axes in (left, right):
+        axes.grid(True, axis="x")
+        axes.tick_params(axis="y", length=0)
+    return figure
+
+
+@styled
+def reliability(
+    panels: Mapping[str, Mapping[str, tuple[Array, Array]]], colours: Mapping[str, str], bins: int = 10
+) -> Figure:
+    """For every panel a line a method: how often what was given a probability came true, in bins of equal counts."""
+    figure = new_figure(WIDTH * 0.8, WIDTH * 0.4)
+    for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        axes.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8)
+        for name, (probability, came_true) in curves.items():
+            parts = np.array_split(np.argsort(probability, kind="stable"), bins)
+            at = [(probability[part].mean(), came_true[part].mean()) for part in parts if len(part)]
+            axes.plot(*np.array(at).T, "o-", color=colours[name], markersize=3, linewidth=1.2, label=name)
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=f"probability of {title}", ylabel="frequency", aspect="equal")
+        axes.grid(True)
+    axes.legend(loc="upper left")
     return figure

@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
 from torch import Tensor, nn
 
 from torchcpl.checks import check_choice
+from torchcpl.constraints import Rules
 from torchcpl.decoding import greedy
+from torchcpl.functional import prefix_logits
 from torchcpl.losses import ordered_nll, subset_nll
 from torchcpl.potentials import Potentials, Selection
 from torchcpl.selectors.base import Method
 
 STOP_RULES = ("argmax", "threshold")
+
+
+def stop_log_odds(logits: Tensor) -> Tensor:
+    """log P(stop) − log P(going on) of ``logits`` (..., N+1), the stop last; +inf where nothing is left to pick."""
+    return logits[..., -1] - logits[..., :-1].logsumexp(-1)
+
+
+def fit_stop(log_odds: Tensor, done: Tensor) -> tuple[float, float]:
+    """Temperature τ and bias b for which P(stop) = σ(log_odds/τ + b) is likeliest, given where the stop was right.
+
+    Logistic regression on ``log_odds`` (M,) and ``done`` (M,) by Newton's method, with a prior of τ = 1, b = 0.
+    """
+    kept = log_odds.isfinite()
+    x = torch.stack([log_odds[kept], torch.ones_like(log_odds[kept])], -1).double().cpu()  # (M, 2)
+    y, start = done[kept].double().cpu(), torch.tensor([1.0, 0.0], dtype=torch.float64)
+    weights = start.clone()
+    for _ in range(50):
+        p = (x @ weights).sigmoid()
+        gradient = x.T @ (y - p) - (weights - start)
+        hessian = (x * (p * (1 - p)).unsqueeze(-1)).T @ x + torch.eye(2, dtype=torch.float64)
+        step = torch.linalg.solve(hessian, gradient)
+        weights = weights + step / step.norm().clamp(min=1)
+    slope = max(float(weights[0]), 0.05)
+    return 1 / slope, float(weights[1])
 
 
 class Stepwise(Method):
@@ -45,11 +75,13 @@ class Stepwise(Method):
         self.stop_weight = stop_weight
         self.min_len = min_len
 
-    def potentials(self, features: Tensor, mask: Tensor) -> Potentials:
-        pot: Potentials = self.head(features, mask)
+    def potentials(self, features: Tensor | tuple[Tensor, ...], mask: Tensor) -> Potentials:
+        """``features`` (B, N, d), or these and what the head is told of pairs (B, N, N)."""
+        features, *pairs = features if isinstance(features, tuple) else (features,)
+        pot: Potentials = self.head(features, mask, *pairs)
         return pot
 
-    def loss(self, features: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+    def loss(self, features: Tensor | tuple[Tensor, ...], mask: Tensor, target: Tensor) -> Tensor:
         pot = self.potentials(features, mask)
         if self.ordered:
             return ordered_nll(pot, target, per_step=True)
@@ -60,3 +92,23 @@ class Stepwise(Method):
         if self.stop_rule == "argmax":
             return greedy(potentials, max_len, min_len=self.min_len, stop_bias=knob)
         return greedy(potentials, max_len, min_len=self.min_len, stop_threshold=knob)
+
+    def path(self, potentials: Potentials, max_len: int) -> Tensor:
+        """The greedy picks (B, T) of which every answer is a prefix: without a stop."""
+        return greedy(replace(potentials, stop=torch.full_like(potentials.stop, -1e4)), max_len).indices
+
+    def sweep(self, potentials: Potentials, max_len: int, knobs: Sequence[float]) -> list[Tensor]:
+        """For every knob the picks (B, T), −1 after the end: greedy picks do not depend on where one stops."""
+        picks = self.path(potentials, max_len)
+        logits = prefix_logits(potentials, picks.unsqueeze(1), Rules(potentials)).squeeze(1)  # (B, T+1, N+1)
+        if self.stop_rule == "argmax":
+            ready = logits[..., :-1].amax(-1) - logits[..., -1]  # the bias above which the stop is the likeliest
+        else:
+            ready = -logits.log_softmax(-1)[..., -1].exp()
+        steps = torch.arange(picks.shape[1], device=picks.device)
+        ready = ready[:, :-1].masked_fill(steps < self.min_len, torch.inf)
+        found = []
+        for knob in knobs:
+            stops = ready < knob if self.stop_rule == "argmax" else ready <= -knob
+            found.append(picks.masked_fill(stops.cummax(1).values, -1))
+        return found

@@ -57,6 +57,7 @@ class Benchmark(ABC, Generic[C]):
         lead: the first paragraph of the report.
         answer_columns: of the table of several answers, where the task has one.
         demo_seeds, demo_data: what the recipe ``demo`` is trained on, and how often.
+        variants: what an ablation compares with a recipe, by name: the options that differ.
     """
 
     summary: ClassVar[str]
@@ -71,6 +72,7 @@ class Benchmark(ABC, Generic[C]):
     answer_columns: ClassVar[tuple[Column, ...]] = ()
     demo_data: ClassVar[str]
     demo_seeds: ClassVar[tuple[int, ...]] = (0,)
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     # ----------------------------------------------------------------------------- what a task must say
 
@@ -82,6 +84,10 @@ class Benchmark(ABC, Generic[C]):
     def source(self, config: C) -> str:
         """The data of a configuration, in words."""
 
+    def suffix(self, config: C) -> str:
+        """What a row's name says of the configuration beside the method and its kind."""
+        return ""
+
     def published(self, config: C) -> Sequence[Row]:
         """The paper's rows where the data are comparable."""
         return []
@@ -92,6 +98,10 @@ class Benchmark(ABC, Generic[C]):
 
     def notes(self, config: C) -> list[str]:
         """What is said below the table."""
+        return []
+
+    def remarks(self, scores: Row) -> list[str]:
+        """What is said below a single run's row of scores that have no column."""
         return []
 
     def panels(self, runs: Sequence[Run[C]], table: Table) -> list[Panel]:
@@ -188,13 +198,14 @@ class Benchmark(ABC, Generic[C]):
 
     def _best(self, records: Sequence[Row], metric: str, chosen: str, shown: str) -> dict[str, Any]:
         """The metrics with the prefix ``shown`` at the epoch that is best by those with the prefix ``chosen``."""
-        sign = 1 if self._column(metric).best == "max" else -1
+        sign = 1 if self.score(metric).best == "max" else -1
         finite = [record for record in records if record[chosen + metric] is not None] or records[:1]
         best = max(finite, key=lambda record: sign * (record[chosen + metric] or 0.0))
         found = {name: best[shown + name] for name in self.metrics}
         return found | {"epoch": best["epoch"], "knob": best.get(f"{chosen}knob", best["knob"])}
 
-    def _column(self, name: str) -> Column:
+    def score(self, name: str) -> Column:
+        """The column of a metric."""
         return next(column for column in self.columns if column.name == name)
 
     def table(self, paths: Sequence[str | Path], rules: Sequence[str] = ()) -> Table:
@@ -237,11 +248,11 @@ class Benchmark(ABC, Generic[C]):
             at, of = run.history[-1]["epoch"], run.config.epochs
             if at < of:
                 raise ValueError(f"{run.path} is unfinished, at epoch {at} of {of}: expected finished runs to compare")
-        groups = {
-            label: [run for run in runs if _method(run) == method and _kind(run) in kinds]
-            for method in self.names
-            for label, kinds in self._kinds(method, runs).items()
-        }
+        groups: dict[str, list[Run[C]]] = {}
+        for method in self.names:
+            for label, kinds in self._kinds(method, runs).items():
+                for run in (run for run in runs if _method(run) == method and _kind(run) in kinds):
+                    groups.setdefault(label + self.suffix(run.config), []).append(run)
         for label, group in groups.items():
             seeds = [run.config.seed for run in group]
             rest = common([run.config for run in group])
@@ -282,10 +293,13 @@ class Benchmark(ABC, Generic[C]):
         epoch = best["epoch"]
         found = {name: value if math.isfinite(value) else None for name, value in scores}  # as the history has it
         found |= {"epoch": epoch, "knob": knob}
-        row = self._row(self.names[_method(run)], rule, [found], [run]) | timing.quick(*restored)
+        row = self._row(self.names[_method(run)] + self.suffix(run.config), rule, [found], [run]) | timing.quick(
+            *restored
+        )
         theirs = [line for line in self.published(run.config) if line["method"] == row["method"]]
         chosen = f"epoch {epoch}" + ("" if knob is None else f" and knob {knob:g}")
-        notes = (f"{chosen}, chosen on {rule}; {len(task.reported)} {self.reported}",)
+        row |= {name: value for name, value in found.items() if name not in row}
+        notes = (f"{chosen}, chosen on {rule}; {len(task.reported)} {self.reported}", *self.remarks(found))
         title = f"{run.path}, {self.source(run.config)}"
         return Table(title, self.columns, [row], theirs, notes, self._info([run]))
 
@@ -411,15 +425,13 @@ class Benchmark(ABC, Generic[C]):
         shown = f"reported_{metric}" in measured or table.rows[-1]["rule"] == self.reported
         key = f"reported_{metric}" if f"reported_{metric}" in measured else metric
         curves, colours = {}, {}
-        for method in ("pointer", "cpl"):
-            group = [run for run in runs if _method(run) == method]
-            if group:
-                name = self.names[method]
+        for name, group in self._groups(runs).items():
+            if (method := _method(group[0])) in ("pointer", "cpl"):
                 curves[name] = _curve(group, key, rows[name]["epoch"], rows[name][metric] if shown else None)
                 colours[name] = plots.METHODS[method]
         if not curves:
             return []
-        column = self._column(metric)
+        column = self.score(metric)
         several = any(len(curve.values) > 1 for curve in curves.values())
         caption = (
             f"{column.title} on the {self.reported if shown else self.held_out} as training goes on"

@@ -191,6 +191,8 @@ class PathsBenchmark(Benchmark[PathsConfig]):
         found = [figures.scenes_panel(models, shown)]
         if "cpl" in models:
             found += figures.decoding_panels(models["cpl"], shown)
+            failures = figures.failures_panel(models["cpl"], "cpl", reported)
+            found += [failures] if failures else []
         return [*found, figures.strata_panel(last_rule(table))]
 
     def explorer(self, run: Run[PathsConfig]) -> Explorer:

@@ -128,6 +128,33 @@ def scenes_panel(models: Mapping[str, PathsModel], scenes: Scenes) -> Panel:
     return Panel("scenes", "Scenes", caption, plots.scene_rows(scene_rows(models, scenes)), wide=True, dense=True)
 
 
+def worst_scenes(model: PathsModel, scenes: Scenes, count: int = 5, among: int = 400) -> list[int]:
+    """Of the first ``among`` scenes with one valid path those that the model's path is farthest from, worst first."""
+    single = np.flatnonzero(scenes.counts == 1)[:among]
+    found: list[float] = []
+    for part in np.array_split(single, -(-len(single) // 64)) if len(single) else []:
+        some, device = scenes.select(part), model.corners.device
+        with torch.inference_mode():
+            prediction = model.select(torch.from_numpy(some.images).to(device))
+        paths, lengths = torch.from_numpy(some.paths).to(device), torch.from_numpy(some.lengths).to(device)
+        scores = path_scores(prediction.points, prediction.lengths, paths, lengths, (lengths > 0).sum(-1))
+        found += scores["min_ade"].tolist()
+    return [int(i) for i in single[np.argsort(found)[::-1][:count]]]
+
+
+def failures_panel(model: PathsModel, method: str, scenes: Scenes) -> Panel | None:
+    """The scenes with one valid path where a model does worst, and its paths; None where no scene has one path."""
+    shown = worst_scenes(model, scenes)
+    if not shown:
+        return None
+    caption = (
+        "Of the first 400 reported scenes with one valid path, those with the largest min-ADE. Connectors across a "
+        "junction are not drawn: which way a lane may go has to be guessed from where it lies."
+    )
+    figure = plots.scene_rows(scene_rows({method: model}, scenes.select(shown)))
+    return Panel("failures", "Where it fails", caption, figure, wide=True, dense=True)
+
+
 def strata_panel(rows: Sequence[Row]) -> Panel:
     """min-ADE by number of valid paths, of all methods of a table."""
     heights = {row["method"]: [row[name] for name in STRATA] for row in rows}

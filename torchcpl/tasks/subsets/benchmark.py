@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from torchcpl.checks import describe
+from torchcpl.config import override
 from torchcpl.explore import Explorer
 from torchcpl.files import stamp
 from torchcpl.report import Panel
@@ -60,7 +61,7 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
     )
     reported = "reported bags"
     held_out = "held-out training bags"
-    alike = ("source", "held_out", "validation_bags", *(f.name for f in fields(BagProtocol)))
+    alike = ("source", "split", "split_seed", "held_out", "validation_bags", *(f.name for f in fields(BagProtocol)))
     lead = (
         "Each input is a bag of items of several classes. The model sees the items alone and picks a subset; it is "
         "right when every class is picked exactly once. It was trained on one random member of each class, never on "
@@ -68,6 +69,18 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
     )
     demo_data = "scikit-learn's digits"
     demo_seeds = (0, 1, 2)
+    variants: ClassVar = {
+        "lowrank": {"kind": "lowrank"},
+        "contextual": {"kind": "contextual"},
+        "coverage": {"kind": "coverage"},
+        "recent": {"kind": "recent"},
+        "stop knows the picks": {"live_stop": True},
+        "distances too": {"kind": "coverage", "distances": "also"},
+        "distances only": {"kind": "coverage", "distances": "only"},
+        "stop by threshold": {"early_stop_weight": 0.0, "stop_rule": "threshold", "calibrate": "f1"},
+        "pointer": {"method": "pointer"},
+        "pointer, distances too": {"method": "pointer", "distances": "also"},
+    }
 
     def make_task(self, config: SubsetsConfig) -> SubsetsTask:
         files = stamp(config.source, Path(config.source).with_name("test_images.npz"), config.weights)
@@ -98,7 +111,14 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
         return path.parent.name + "/" + path.name if path.suffix == ".npz" else config.source
 
     def published(self, config: SubsetsConfig) -> Sequence[Row]:
-        return PUBLISHED if "aquarium_fish" in self.make_task(here(config)).features.class_names else []
+        cifar = "aquarium_fish" in self.make_task(here(config)).features.class_names
+        return PUBLISHED if cifar and config.split == "items" else []
+
+    def suffix(self, config: SubsetsConfig) -> str:
+        return {"none": "", "also": " + distances", "only": ", distances only"}[config.distances]
+
+    def elsewhere(self, config: SubsetsConfig, source: str) -> SubsetsConfig:
+        return override(super().elsewhere(config, source), split="items")  # all classes there are new to the model
 
     def reference(self, runs: Sequence[Run[SubsetsConfig]]) -> list[dict[str, Any]]:
         """k-Means on the reported bags, which it has in common with every run."""
@@ -110,11 +130,20 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
         return [{"method": REFERENCE, "rule": None, "reference": True, **columns, "ms": mean, "ms_std": deviation}]
 
     def notes(self, config: SubsetsConfig) -> list[str]:
-        bags = config.validation_bags
+        task = self.make_task(here(config))
+        labels, bags = task.features.test_labels, config.validation_bags
         said = [f"{bags} bags of test items. Trained on one random member of each class, never on the classes."]
+        if config.split == "classes":
+            seen = len(task.sampler.labels.unique())
+            said.append(f"Reported on {len(labels.unique())} classes that training never sees; {seen} are trained on.")
         if config.held_out:
-            said.append(f"{config.held_out:.0%} of the training items set aside.")
+            said.append(f"{config.held_out:.0%} of the training {config.split} set aside.")
         return said
+
+    def remarks(self, scores: Row) -> list[str]:
+        return (
+            [f"Probability of a set that covers all classes: {scores['covering']:.3f}."] if "covering" in scores else []
+        )
 
     def panels(self, runs: Sequence[Run[SubsetsConfig]], table: Table) -> list[Panel]:
         restored = {method: self.restore(run) for method, run in self.first_runs(runs).items()}
@@ -122,7 +151,9 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
         if "cpl" in restored:
             found += figures.bag_panels(*restored["cpl"])
         reference = next((row for row in table.rows if row["method"] == REFERENCE), None)
-        return [*found, figures.trade_panel(restored, reference)]
+        stepwise = {METHODS[method]: restored[method] for method in ("pointer", "cpl") if method in restored}
+        reliability = [figures.reliability_panel(stepwise)] if stepwise else []
+        return [*found, figures.trade_panel(restored, reference), *reliability]
 
     def explorer(self, run: Run[SubsetsConfig]) -> Explorer:
         return figures.bag_explorer(*self.restore(run))

@@ -7,10 +7,13 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from torchcpl import plots
+from torchcpl.constraints import Rules
 from torchcpl.explore import Explorer
 from torchcpl.files import extra
+from torchcpl.functional import prefix_logits
 from torchcpl.metrics import cluster_scores
 from torchcpl.report import Panel
 from torchcpl.selectors import Stepwise
@@ -120,6 +123,32 @@ def _steps(trace: Trace, names: tuple[str, ...], share: float) -> Panel:
     title = f"Step by step: a bag that is {'' if solved else 'not '}solved"
     figure = plots.selection_steps(trace.probabilities, trace.picks, trace.labels, names)
     return Panel("selection-steps" if solved else "selection-steps-failed", title, caption, figure, wide=True)
+
+
+@torch.inference_mode()
+def reliability_panel(restored: Mapping[str, Any]) -> Panel:
+    """How far the probabilities of going on and of stopping are to be trusted, along greedy picks."""
+    steps, stops = {}, {}
+    for name, (task, model, _) in restored.items():
+        bags = next(iter(task.reported.split(SWEEP_BAGS)))
+        pot = model.method.potentials(model.encode(bags), bags.mask)
+        picks = model.method.path(pot, model.max_len)
+        stop = prefix_logits(pot, picks.unsqueeze(1), Rules(pot)).squeeze(1).softmax(-1)[..., -1]  # (B, T+1)
+        label = bags.labels.gather(1, picks.clamp(min=0)).masked_fill(picks < 0, -1)  # (B, T)
+        new = torch.stack([~(label[:, :t] == label[:, t : t + 1]).any(1) for t in range(label.shape[1])], 1)
+        count = (bags.target >= 0).sum(-1, keepdim=True)
+        left = count - F.pad((new & (label >= 0)).cumsum(1), (1, 0))  # classes not yet covered after t picks
+        asked = F.pad(left, (1, 0), value=1)[:, :-1] > 0  # up to the first step after which all are covered
+        going = asked[:, :-1] & (label >= 0)
+        steps[name] = array(1 - stop[:, :-1][going]), array(new[going].float())
+        stops[name] = array(stop[asked]), array((left == 0)[asked].float())
+    caption = (
+        f"On {SWEEP_BAGS} of the reported bags, along greedy picks up to the one that covers the last class. Left: "
+        "the probability of going on, and how often the next pick is of a new class. Right: the probability of the "
+        "stop, and how often all classes are covered. On the diagonal a probability means what it says."
+    )
+    figure = plots.reliability({"going on": steps, "stop": stops}, COLOURS)
+    return Panel("reliability", "Reliability of steps and stop", caption, figure)
 
 
 def trade(task: SubsetsTask, model: SubsetsModel, knob: float) -> plots.Trade:
