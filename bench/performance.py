@@ -239,6 +239,16 @@ def provenance(info: dict[str, Any], name: str) -> str:
     return f"{info['device']}; {versions}; {commit}; [`results/{name}`](../results/{name}), `{info['command']}`."
 
 
+def earlier(rows: list[Row]) -> list[str]:
+    """Which rows are of another run than the rest."""
+    old = [row for row in rows if "commit" in row]
+    commits = sorted({row["commit"] for row in old})
+    works = sorted({f"{row['work']}, batch {row['B']}, {row['dtype']}" for row in old})
+    if not old:
+        return []
+    return [f"{len(old)} of {len(rows)} rows are of commit `{'`, `'.join(commits)}`, some of: {'; '.join(works)}."]
+
+
 # Figures
 
 
@@ -302,6 +312,7 @@ def page(folder: Path) -> tuple[str, dict[str, Figure]]:
         figures[path.stem] = bars(rows, info["device"])
         parts += [f"## {info['device']}", provenance(info, path.name)]
         parts += [f"**Failed, so missing: {name}** ({why})." for name, why in info["failed"].items()]
+        parts += [*([info["note"]] if "note" in info else []), *earlier(rows)]
         parts += [f"![Times by variant, {info['device']}](figures/{path.stem}.svg)"]
         parts += [*asked(info), *shares(rows), *limits(rows), *times(rows)]
         ours = compare(

@@ -29,7 +29,7 @@ from bench import timing
 from bench.claims import claims
 from bench.timing import CUDA, DEVICE, Row, Work, graphed, peak, row, sets_of, timed
 from torchcpl.constraints import Rules
-from torchcpl.files import write_json
+from torchcpl.files import read_json, write_json
 from torchcpl.kernels import use
 from torchcpl.kernels.greedy_plan import plan
 from torchcpl.provenance import run_info
@@ -413,11 +413,22 @@ def default_out() -> str:
     return f"results/speed-{kind}.json"
 
 
+def with_kept(rows: list[Row], kept: dict[str, Any]) -> list[Row]:
+    """``rows``, and what the file of an earlier run has beside them, each of these with its commit."""
+
+    def place(row: Row) -> tuple[Any, ...]:
+        return tuple(row.get(name) for name in ("work", "variant", "dtype", "B", "N", "T", "h"))
+
+    measured = {place(row) for row in rows}
+    return rows + [{"commit": kept["commit"], **row} for row in kept["rows"] if place(row) not in measured]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help=f"where to write the rows (default: {default_out()})")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="some of the parts, with --out")
     parser.add_argument("--budget", type=float, default=timing.BUDGET, help="seconds of work that is timed, for a row")
+    parser.add_argument("--keep", help="a file of an earlier run, whose rows are kept where none is measured")
     options = parser.parse_args()
     if options.out is None and set(options.only) != set(PARTS):
         parser.error("--only: some of the parts are no whole, expected a file of their own with --out")
@@ -435,8 +446,9 @@ def main() -> int:
         if CUDA:
             torch.cuda.empty_cache()
         info = {**run_info(seeds=[SEED], device=DEVICE), "threads": torch.get_num_threads()}
-        verdicts = claims(rows) if CUDA else []  # they are about a GPU
-        write_json(options.out, {**info, "rows": rows, "claims": verdicts, "failed": failed})
+        every = with_kept(rows, read_json(options.keep)) if options.keep else rows
+        verdicts = claims(every) if CUDA else []  # they are about a GPU
+        write_json(options.out, {**info, "rows": every, "claims": verdicts, "failed": failed})
     for claim in verdicts:
         print(f"{claim['verdict']:<14} {claim['claim']}: {claim['value']} (asked: {claim['asked']})")
     for name, why in failed.items():
