@@ -11,7 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchcpl.files import read_json
+import numpy as np
+
+from bench.peers import NOT_TOLD
+from torchcpl import plots
+from torchcpl.files import read_json, write_atomic
 from torchcpl.tables import Column, Table
 from torchcpl.tasks.baskets.benchmark import PUBLISHED, QUOTED, RUN_AGAIN
 from torchcpl.tasks.registry import TASKS
@@ -103,16 +107,63 @@ def baskets_full() -> str:
 
 
 def piles() -> str:
-    """Each set left out of training, and the mean."""
-    found = read_json(ROOT / "results" / "piles.json")
+    """Each set left out of training, and the mean; beside it the best peers, chosen afresh for each set."""
+    found, peers = (read_json(ROOT / "results" / f"{name}.json") for name in ("piles", "select-peers"))
     columns = (
         Column("set", "Left out of training"),
         Column("clu_f1", "CluF1 ↑", 3, share=True),
+        Column("peer", "best peer ↑", 3, share=True),
         Column("told", "told how many ↑", 3, share=True),
+        Column("told_peer", "best peer, told ↑", 3, share=True),
         Column("card_err", "CardErr ↓", 2),
     )
-    rows = [{"set": name, **row} for name, row in (*found["sets"].items(), ("mean", found["mean"]))]
-    return Table("", columns, rows).markdown().rstrip()
+    rows = []
+    for name, row in found["sets"].items():
+        by_name = {method: one["clu_f1"] for method, one in peers["bags"][name].items()}
+        free, told = (max(v for m, v in by_name.items() if (m in NOT_TOLD) == is_free) for is_free in (True, False))
+        rows.append({"set": name, **row, "peer": free, "told_peer": told})
+    mean = {column.name: statistics.fmean(row[column.name] for row in rows) for column in columns[1:]}
+    return Table("", columns, [*rows, {"set": "mean", **mean}]).markdown().rstrip()
+
+
+def peers() -> dict[str, str]:
+    """What others pick: from bags, from a whole test set, and from ever more rows."""
+    found = read_json(ROOT / "results" / "select-peers.json")
+    sets = list(found["bags"])
+    methods = list(found["bags"][sets[0]])
+    columns = (Column("method", "CluF1"), *(Column(name, name, 2, "max", share=True) for name in sets))
+    bags = [
+        {"method": method + ("" if method in NOT_TOLD else ", told")}
+        | {name: found["bags"][name][method]["clu_f1"] for name in sets}
+        for method in methods
+    ]
+    whole = (
+        Column("method", "100 of 10,000"), Column("classes", "classes found", 0, "max"),
+        Column("cosine_distance", "cosine distance to the nearest pick", 3, "min"),
+        Column("cpu_seconds", "CPU seconds", 1, "min"),
+    )  # fmt: skip
+    sizes = [str(10**i) for i in range(2, 7)]
+    scale = (Column("method", "CPU seconds, GiB"), *(Column(n, f"{int(n):,}") for n in sizes))
+    rows = []
+    for method, by_size in found["scale"].items():
+        cells = {
+            n: row["failed"] if "failed" in row else f"{row['cpu_seconds']:.1f}, {row['peak_gib']:.1f}"
+            for n, row in by_size.items()
+        }
+        rows.append({"method": method, **cells})
+    return {
+        "peers": Table("", columns, bags).markdown().rstrip(),
+        "whole": Table("", whole, [{"method": k, **v} for k, v in found["whole"].items()]).markdown().rstrip(),
+        "scale": Table("", scale, rows).markdown().rstrip(),
+    }
+
+
+def stop_reliability() -> bytes:
+    """How often P(stop) was right, drawn."""
+    found = read_json(ROOT / "results" / "piles.json")["reliability"]
+    said, right = (np.array([row[key] for row in found]) for key in ("said", "right"))
+    figure = plots.reliability({"the stop": {"select": (said, right)}}, {"select": plots.PALETTE[0]}, len(found))
+    return plots.render(figure, "svg")
 
 
 def core() -> str:
@@ -146,6 +197,8 @@ def main() -> None:
         {task: short(task) for task in TABLES} | {"baskets": baskets_short(), "piles": piles(), "core": core()},
     )
     fill(ROOT / "docs" / "benchmarks" / "baskets.md", {"baskets": baskets_full()})
+    fill(ROOT / "docs" / "piles.md", {"piles": piles(), **peers()})
+    write_atomic(ROOT / "docs" / "figures" / "piles-stop.svg", stop_reliability())
     for task in TABLES:
         fill(ROOT / "docs" / "benchmarks" / f"{task}.md", {task: full(task)})
 

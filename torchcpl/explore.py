@@ -1,8 +1,8 @@
-"""A page to touch: potentials, items and the decoder in one HTML file that needs no server and no network.
+"""An interactive page: potentials, items and the decoder in one HTML file, without server or network.
 
 The page holds the potentials of one row and decodes them itself, in plain JavaScript, by the rules of
-:func:`torchcpl.greedy`: whoever opens it can step through the picks, force and forbid candidates, and see the rest
-decide again. ``explore.html`` is the page; this file fills it.
+:func:`torchcpl.greedy`: one can step through the picks, force and forbid candidates, and see the rest
+re-decoded. ``explore.html`` is the template; this module fills it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def explore(
 
 
 def page_of(data: dict[str, Any]) -> Explorer:
-    """The page that shows ``data``, which `explore` makes and every page holds in its element ``data``."""
+    """The page of ``data``, made by `explore` and stored in the element ``data`` of every page."""
     template = Path(__file__).with_name("explore.html").read_text(encoding="utf-8")
     # "<" is escaped: no text of an item can end the element that holds the data.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
@@ -132,7 +132,7 @@ def _process(
     if not all(isinstance(constraint, Forbid | Require) for constraint in constraints):
         raise ValueError(f"constraints: expected Forbid and Require, which the page knows, got {describe(constraints)}")
     one, rules = pot[[row]], rules.rows(torch.tensor([row], device=pot.unary.device))
-    one = replace(one, stop=rules.biased(one.stop))  # the page knows no bias
+    one = replace(one, stop=rules.biased(one.stop))  # the page has no bias
     stored, bits = _rounded(one)
     forced = torch.zeros_like(one.mask) if rules.required is None else rules.required
     marks: list[Constraint] = [Forbid(~rules.available), Require(forced)]
@@ -149,7 +149,7 @@ def _process(
 
 
 def _paths(pot: Potentials, items: dict[str, Any], rules: Rules, marks: Sequence[Constraint]) -> dict[str, Any]:
-    """The best answers, of which those are one that lie within a sixteenth of the picture."""
+    """The best answers; those within 1/16 of the image's size count as the same."""
     if items["type"] != "point":
         raise ValueError(f"items: expected points ({pot.num_candidates}, 2) to connect, got {items['type']}s")
     points = torch.tensor(items["values"], dtype=torch.float64).view(-1, 2)
@@ -169,7 +169,7 @@ def _apart(points: Tensor, indices: Tensor) -> Tensor:
     """(B, K, K) mean distance from the points of one answer (B, K, T) to the nearest of the other, both ways."""
     at, real = points[indices.clamp(min=0)], indices >= 0  # (B, K, T, 2)
     rows = []
-    for k in range(indices.shape[1]):  # one at a time: (B, K, K, T, T) is large
+    for k in range(indices.shape[1]):  # one answer at a time: (B, K, K, T, T) is large
         away = torch.cdist(at[:, k : k + 1], at)  # (B, K, T, T)
         nearest = away.masked_fill(~real.unsqueeze(2), torch.inf).amin(-1)  # (B, K, T), of the points of answer k
         rows.append(nearest.masked_fill(~real[:, k : k + 1], 0).sum(-1) / real[:, k : k + 1].sum(-1).clamp(min=1))
@@ -186,7 +186,7 @@ def _rounded(pot: Potentials) -> tuple[Potentials, int | None]:
     tables = _tables(pot.interaction)
     count = sum(table.numel() for table in tables.values())
     small = count * tables[next(iter(tables))].element_size() <= ROOM
-    if small or not all(table.isfinite().all() for table in tables.values()):  # an infinity has no rounding
+    if small or not all(table.isfinite().all() for table in tables.values()):  # infinities cannot be quantised
         return pot, None
     bits = 16 if 2 * count <= ROOM else 8
     rounded = {name: torch.mul(*_whole(table, bits)).to(table.dtype) for name, table in tables.items()}

@@ -1,4 +1,4 @@
-"""Several answers, each with the probability of the mode it stands for."""
+"""Several distinct answers, each with the probability of its mode."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hypotheses(
     constraints: Sequence[Constraint] = (),
     generator: torch.Generator | None = None,
 ) -> Selection:
-    """Distinct answers, likeliest first: ``indices`` (B, R, T), and in ``log_prob`` (B, R) the mode each stands for.
+    """Distinct answers, likeliest first: ``indices`` (B, R, T), and in ``log_prob`` (B, R) that of its mode.
 
     Answers that are the ``same`` are one mode, and their probabilities add up:
 
@@ -43,8 +43,8 @@ def hypotheses(
       exact up to 10 items, and above that of the orders the search went through.
     - ``sequence``: every order is an answer of its own, as in :func:`torchcpl.beam`.
     - a callable that maps answers (B, K, T) to a boolean (B, K, K), or to distances (B, K, K), of which those up to
-      ``radius`` are the same. ``num_beams`` sequences are drawn without replacement, and answers are chosen by the
-      mass around them that none before has taken; the probabilities are estimates, with the same draw at every call
+      ``radius`` are the same. ``num_beams`` sequences are drawn without replacement, and answers are chosen greedily by
+      the mass around them not yet covered; the probabilities are estimates, with the same draw at every call
       unless a ``generator`` is given, and exact where there are no more than ``num_beams`` sequences.
 
     Rows with fewer answers are filled with −1 and log-probability −inf.
@@ -83,7 +83,7 @@ def _likeliest_sets(pot: Potentials, rules: Rules, count: int, width: int) -> tu
 def _likeliest_drawn(
     pot: Potentials, drawn: Selection, count: int, same: str | Same, radius: float | None
 ) -> tuple[Tensor, Tensor]:
-    """(B, R, T) and (B, R) from sequences drawn without replacement, those that are the ``same`` added up."""
+    """(B, R, T) and (B, R) from sequences drawn without replacement, summed over those that are the ``same``."""
     assert drawn.weight is not None
     indices, weight = drawn.indices.transpose(0, 1), drawn.weight.transpose(0, 1)
     together = alike(same if callable(same) else partial(_same_set, pot), indices, radius)
@@ -107,7 +107,7 @@ def _same_set(pot: Potentials, indices: Tensor) -> Tensor:
 
 
 def alike(same: Same, indices: Tensor, radius: float | None) -> Tensor:
-    """(B, K, K) boolean: what ``same`` says of the answers, checked. Each is the same as itself."""
+    """(B, K, K) the boolean result of ``same``, checked; reflexive."""
     verdict = same(indices)
     shape = (*indices.shape[:2], indices.shape[1])
     if not isinstance(verdict, Tensor) or tuple(verdict.shape) != shape or verdict.is_complex():
@@ -122,8 +122,8 @@ def alike(same: Same, indices: Tensor, radius: float | None) -> Tensor:
 def cover(same: Tensor, weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The ``count`` answers with the most mass around them, one after the other, and that mass: two (B, R).
 
-    ``same`` (B, K, K) says which answers an answer stands for, ``weight`` (B, K) is the probability of each. What one
-    of the chosen stands for is taken away before the next is chosen.
+    ``same`` (B, K, K) says which answers an answer covers, ``weight`` (B, K) is the probability of each. What a
+    chosen answer covers is removed before the next is chosen.
     """
     left = weight.clone()
     chosen, masses = [], []
@@ -140,19 +140,19 @@ def cover(same: Tensor, weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def set_beam(pot: Potentials, rules: Rules, width: int) -> tuple[Tensor, Tensor]:
     """Beam search over sets: hypotheses that have picked the same set are one, and their probabilities add up.
 
-    Returns the likeliest order found of each set (B, K, T) and the log-probability of what was merged (B, K). Where
-    interaction or rules look at the latest pick, hypotheses are one only if that is the same too.
+    Returns the likeliest order found of each set (B, K, T) and the log-probability of the merged hypotheses (B, K).
+    Where interaction or rules depend on the latest pick, only hypotheses with the same latest pick are merged.
     """
     batch, n = pot.unary.shape
     device = pot.unary.device
     ordered = rules.ordered or pot.interaction.depends_on == "last"
-    # A set's key is the sum of its members' random codes; so many bits do not collide.
+    # A set's key is the sum of 64-bit random codes of its members: collisions are negligible.
     codes, latest = torch.randint(2**62, (2, n + 1), generator=torch.Generator().manual_seed(0)).to(device)
     indices = torch.full((batch, 1, rules.max_len), -1, dtype=torch.long, device=device)
     marks = torch.zeros(batch, 1, n + 1, dtype=torch.bool, device=device)  # the last column: stopped
     key = last = indices.new_full((batch, 1), -1)
     state = pot.interaction.start(1)
-    # Of what was merged, and of the order that stands for it.
+    # Of the merged hypotheses, and of the likeliest order among them.
     mass = own = torch.zeros(batch, 1, dtype=accumulator(pot.unary.dtype), device=device)
     for t in range(rules.max_len):
         stopped = marks[..., n]

@@ -1,7 +1,7 @@
-"""A whole prediction as one CUDA graph: encoder, head and decoding for fixed shapes, launched at once.
+"""A whole prediction as one CUDA graph: encoder, head and decoding for fixed shapes.
 
-At batch 1 the launches cost more than the work: hundreds of small kernels, a few microseconds of the host's time each.
-A captured graph replays them without the host.
+At batch 1 kernel launches dominate: hundreds of small kernels, a few microseconds of host time each. A captured graph
+replays them in one launch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchcpl.checks import check_choice, describe
 from torchcpl.kernels.pairs import pairs
 
-WARM_UPS = 3  # eager runs before the capture: kernels are compiled and libraries make their workspaces
+WARM_UPS = 3  # eager runs before the capture, for compilation and workspaces
 HALVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that autocast computes in the smaller dtype
 
 
@@ -34,26 +34,25 @@ def compile_for_inference(
     """``model(*example)`` for inputs of the example's shapes, on CUDA as one captured graph.
 
     ``model`` is a module in evaluation mode, a method of one (``model.select``) or a function. Its arguments, one or
-    several as in ``head(features, mask)``, are tensors, or tuples, lists, dicts or dataclasses of them, nested at will,
-    and it returns such a thing too: ``Potentials``, a ``Selection``. It must not read values back to the host; greedy
-    decoding does not.
+    several as in ``head(features, mask)``, are tensors, or tuples, lists, dicts or dataclasses of them, nested,
+    and so is its result: ``Potentials``, a ``Selection``. It must not read values back to the host; greedy decoding
+    does not.
 
     In float32 the module's own weights are read, as they are at the time of the call. ``dtype=torch.bfloat16`` or
     ``torch.float16`` runs under autocast, with a copy of the weights made now, once; float16 rounds eight times as
-    finely, where nothing exceeds 65,504. A pick changes when two scores change places, so that rounding tells most
-    where scores are made. Parts of the module can therefore ask for more digits, unless ``precise=False``:
+    finely, where nothing exceeds 65,504. Rounding that swaps two scores changes a pick, so it matters most
+    where scores are computed. Parts of the module can ask for more precision, unless ``precise=False``:
 
-    - ``part.precise = True``, as every ``CPLHead`` says: its layers stay in float32; beside bfloat16, products on CUDA
-      in TF32, which has eleven binary digits to bfloat16's eight.
+    - ``part.precise = True``, as every ``CPLHead`` says: its layers stay in float32, with TF32 products on CUDA (11
+      significant bits; bfloat16 has 8).
     - ``part.paired = True``, for bfloat16: its layers stay in float32 too, but linear ones compute with pairs of
-      bfloat16, sixteen digits for three times the work. Nothing is in TF32 then.
+      bfloat16, 16 significant bits at three times the work, and nothing in TF32.
 
     A function's modules are unknown: it runs under autocast as it is, with its own weights.
 
-    Results are copies; ``copy=False`` returns the graph's own memory, which the next call writes over.
+    Results are copies; ``copy=False`` returns the graph's own memory, which the next call overwrites.
 
-    On the CPU, where there is nothing to capture, the model is called as it is, with the same checks and without
-    gradients.
+    On the CPU nothing is captured: the model is called with the same checks and without gradients.
 
     >>> head = torch.nn.Linear(8, 2).eval()
     >>> compile_for_inference(head, torch.zeros(3, 8))(torch.ones(3, 8)).shape
@@ -88,14 +87,14 @@ class Compiled:
             )
         (self.device,) = devices
         self.model = model if dtype == torch.float32 else _halved(model, dtype, precise, self.device.type)
-        self.products: str | None = None  # how those of float32 are computed, where not as ever
+        self.products: str | None = None  # precision of float32 products, None for torch's setting
         if dtype == torch.bfloat16 and self.device.type == "cuda":
             paired = precise and module is not None and _inside(module, "paired")
             self.products = "highest" if paired else "high"
         self.captured: Captured | None = None
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
-                inputs = each_tensor(example, lambda tensor: tensor.detach().clone())  # laid out as those of the graph
+                inputs = each_tensor(example, lambda tensor: tensor.detach().clone())  # with the graph's strides
                 side = torch.cuda.Stream()
                 side.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(side):
@@ -124,13 +123,13 @@ class Compiled:
 
     def _run(self, given: Any) -> Any:
         half = self.dtype != torch.float32
-        # Without its cache: autocast would keep weights that were cast inside the graph's memory.
+        # No autocast cache: it would keep weights cast into the graph's memory pool.
         arithmetic = torch.autocast(self.device.type, self.dtype if half else None, enabled=half, cache_enabled=False)
         with torch.inference_mode(), arithmetic, _float32_products(self.products):
             return self.model(given) if self.arguments == 1 else self.model(*given)
 
     def _check(self, found: Mapping[str, Any]) -> None:
-        """Raise unless the leaves are those of the example: the same places, shapes, dtypes, device and constants."""
+        """Raise unless structure, shapes, dtypes, device and constants are those of the example."""
         if found.keys() != self.leaves.keys():
             raise ValueError(
                 f"input: expected the example's structure ({', '.join(self.leaves)}), got {', '.join(found)}"
@@ -148,9 +147,9 @@ class Compiled:
 
 
 class Captured:
-    """``work`` on inputs like the example as one CUDA graph, which reads and writes memory of its own.
+    """``work`` on inputs like the example as one CUDA graph with static inputs and outputs.
 
-    The work must have been done before: kernels are then compiled, and libraries have their workspaces.
+    ``work`` must have run before, so that kernels are compiled and workspaces allocated.
     """
 
     def __init__(self, work: Callable[[Any], Any], example: Any) -> None:
@@ -161,7 +160,7 @@ class Captured:
             self.result = work(inputs)
 
     def __call__(self, given: Mapping[str, Any]) -> Any:
-        """The result for inputs with the leaves ``given``; the next call writes over it."""
+        """The result for inputs with the leaves ``given``; the next call overwrites it."""
         with torch.no_grad():
             for place, leaf in self.leaves.items():
                 if isinstance(leaf, Tensor):
@@ -171,7 +170,7 @@ class Captured:
 
 
 def _module_of(model: Callable[[Any], Any]) -> nn.Module | None:
-    """The module that is called, itself or by one of its methods; a function's are unknown."""
+    """The module itself or that of a bound method; None for a function."""
     if isinstance(model, partial):
         return _module_of(model.func)
     owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
@@ -181,7 +180,7 @@ def _module_of(model: Callable[[Any], Any]) -> nn.Module | None:
 def _halved(model: Callable[[Any], Any], dtype: torch.dtype, precise: bool, kind: str) -> Callable[[Any], Any]:
     """The model with a copy of its weights in which those that autocast would cast at every call are ``dtype``.
 
-    Parts that ask for more digits are left as they are, and compute outside autocast.
+    Parts that ask for more precision are unchanged and run outside autocast.
     """
     module = _module_of(model)
     if module is None:
@@ -208,7 +207,7 @@ def _halved(model: Callable[[Any], Any], dtype: torch.dtype, precise: bool, kind
 
 
 def _inside(module: nn.Module, mark: str) -> set[nn.Module]:
-    """The parts of a module that have that mark, with all that is in them."""
+    """The submodules with that attribute, and all their submodules."""
     marked = [part for part in module.modules() if getattr(part, mark, False) is True]
     return {layer for part in marked for layer in part.modules()}
 
@@ -220,7 +219,7 @@ def _in_float32(kind: str, forward: Callable[..., Any], *given: Any, **named: An
 
 
 def _paired_linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """``layer(x)`` by bfloat16, every number x a pair xₕ + xₗ of them: sixteen digits, for a product as long as three.
+    """``layer(x)`` by bfloat16, every x as a pair xₕ + xₗ: 16 significant bits, by one product of triple depth.
 
     x·w ≈ xₕ·wₕ + xₗ·wₕ + xₕ·wₗ, which is the row [xₕ, xₗ, xₕ] times [wₕ, wₕ, wₗ], summed in float32.
     """
@@ -235,8 +234,7 @@ def _paired_linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
 @contextmanager
 def _float32_products(precision: str | None) -> Iterator[None]:
-    """Inside, products of float32 are as precise as that; None, or where torch's other way to say it is in use: as
-    they were."""
+    """Set the precision of float32 products; unchanged for None, or where torch's newer setting is in use."""
     before = None
     with suppress(RuntimeError):
         before = None if precision is None else torch.get_float32_matmul_precision()
@@ -252,7 +250,7 @@ def _float32_products(precision: str | None) -> Iterator[None]:
 
 @torch.no_grad()
 def copied(value: Any) -> Any:
-    """``value`` with copies of its tensors, those of a type by one kernel: they are small, and often many."""
+    """``value`` with its tensors cloned, those of one dtype by one kernel."""
     found: list[Tensor] = []
     each_tensor(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
     copies = [torch.empty_like(tensor) for tensor in found]
@@ -264,7 +262,7 @@ def copied(value: Any) -> Any:
 
 
 def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """``value`` with all its tensors changed; what is no container stays as it is."""
+    """``value`` with all its tensors mapped, through tuples, lists, dicts and dataclasses."""
     if isinstance(value, Tensor):
         return change(value)
     if is_dataclass(value) and not isinstance(value, type):
@@ -283,7 +281,7 @@ def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def leaves(value: Any, place: str = "input") -> Iterator[tuple[str, Any]]:
-    """Where every tensor and constant lies, and what it is: ``input.features``, ``input[0]``."""
+    """The path and value of every tensor and constant: ``input.features``, ``input[0]``."""
     if is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from leaves(getattr(value, field.name), f"{place}.{field.name}")

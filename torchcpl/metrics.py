@@ -125,10 +125,9 @@ def _between(points: Tensor, point_ok: Tensor, paths: Tensor, path_ok: Tensor) -
 
     ``point_ok`` (B, A, T) and ``path_ok`` (B, K, M) say what is no padding; what is empty is at NaN.
     """
-    # The exact form: the matrix product form of cdist loses half the digits.
-    distance = torch.cdist(
-        points[:, :, None], paths[:, None], compute_mode="donot_use_mm_for_euclid_dist"
-    )  # (B, A, K, T, M)
+    # By coordinate: the matrix product form of cdist loses half the digits, the other has a limit of size on CUDA.
+    gaps = [points[:, :, None, :, None, axis] - paths[:, None, :, None, :, axis] for axis in (0, 1)]
+    distance = (gaps[0].square() + gaps[1].square()).sqrt()  # (B, A, K, T, M)
     there, wanted = point_ok[:, :, None], path_ok[:, None]  # (B, A, 1, T), (B, 1, K, M)
     distance = torch.where(there.unsqueeze(-1) & wanted.unsqueeze(-2), distance, math.inf)
     # Padding counts nothing in a sum and nothing in a maximum of distances.

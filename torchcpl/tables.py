@@ -1,4 +1,4 @@
-"""Rows of numbers as tables: mean ± std over seeds, for the terminal, for Markdown and for HTML, and as JSON."""
+"""Tables of results: mean ± std over seeds; as text, Markdown, HTML and JSON."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """One column: what a row calls it, its title, and how its values are written.
+    """One column: its key in a row, its title, and its number format.
 
-    ``digits`` after the point, None for text. ``share`` values lie between 0 and 1 and are written without the zero.
+    ``digits`` after the point, None for text. ``share`` values are in [0, 1] and written without the leading zero.
     ``best`` says which value is printed bold: ``max``, ``min`` or none.
     """
 
@@ -37,7 +37,7 @@ class Column:
         return self.title + {"max": " ↑", "min": " ↓", "": ""}[self.best]
 
     def cell(self, row: Row) -> str:
-        """The value of a row, with its deviation where it has one, "–" where it has none.
+        """The formatted value of a row, ± its deviation if there is one, "–" for None.
 
         >>> Column("f1", "F1", 3, share=True).cell({"f1": 0.8531, "f1_std": 0.0042})
         '.853±.004'
@@ -84,9 +84,9 @@ class Table:
     Attributes:
         rows: what was measured. Rows of one ``section`` or, without, of one ``rule`` (how a checkpoint was chosen)
             stand together. A ``reference`` row does not compete for the best value.
-        published: rows of others, shown under ours of the same name.
-        notes: said below the table.
-        info: what it takes to get the numbers again (`torchcpl.provenance.run_info`), written with them.
+        published: published rows, shown under ours of the same name.
+        notes: printed below the table.
+        info: provenance (`torchcpl.provenance.run_info`), written to the JSON.
     """
 
     title: str
@@ -97,7 +97,7 @@ class Table:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def content(self) -> dict[str, Any]:
-        """What the JSON of the table holds."""
+        """The JSON object of the table."""
         content = {"title": self.title, **self.info, "notes": list(self.notes), "rows": list(self.rows)}
         return content | {"published": list(self.published)}
 
@@ -127,7 +127,7 @@ class Table:
         return cls(parts["title"], columns, parts["rows"], parts["published"], tuple(parts["notes"]), content)
 
     def rich(self, width: int = 80) -> RichTable:
-        """For a terminal of ``width`` columns: names wrap, numbers never; where they need more, it is wider."""
+        """For a terminal of ``width`` columns: names wrap, numbers never; the table is wider if they need more."""
         with extra():
             from rich import box
             from rich.table import Table as RichTable
@@ -204,7 +204,7 @@ class Table:
                     yield _Line("published", cells, [False] * len(cells))
 
     def _best(self, row: Row, group: Sequence[Row]) -> set[str]:
-        """The columns in which a row is as good as any other of its group."""
+        """The columns in which a row has the best value of its group."""
         rivals = [other for other in group if not other.get("reference")]
         if row.get("reference") or len(rivals) < 2:
             return set()

@@ -1,4 +1,4 @@
-"""Files of vectors in (NumPy, CSV, Parquet, JSON lines, a folder of images), picks out."""
+"""Reading vectors (NumPy, CSV, Parquet, JSON lines, a folder of images), writing picks."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _numpy(path: Path, column: str | None) -> tuple[NDArray[Any], NDArray[Any] |
             return np.load(path, mmap_mode="r", allow_pickle=False), None
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except Exception as error:  # numpy and zipfile have many errors for a foreign or damaged file
+    except Exception as error:  # numpy and zipfile raise many types for a damaged file
         raise ValueError(f"{path}: not a readable file of plain arrays: {error}") from None
     ids = arrays.pop("ids", None)
     found = [name for name, array in arrays.items() if array.ndim == 2] if column is None else [column]
@@ -173,7 +173,7 @@ def _parquet(path: Path) -> dict[str, list[Any]]:
 
 
 def _matrix(path: Path, table: Mapping[str, list[Any]], column: str | None) -> NDArray[Any]:
-    """The column of vectors, or all columns of numbers side by side."""
+    """The column of vectors, or all numeric columns concatenated."""
     lists = [name for name, cells in table.items() if cells and isinstance(cells[0], list)]
     if column is None and not lists:
         if not table:
@@ -269,7 +269,7 @@ def write_picks(path: str | Path, picks: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_out(path: Path) -> None:
-    """Refuse a file that could not be written, before anything is computed."""
+    """Raise early if the file could not be written."""
     if path.suffix not in WRITTEN:
         raise ValueError(f"{path}: expected one of {', '.join(WRITTEN)}")
     if not path.parent.is_dir():

@@ -1,4 +1,4 @@
-"""Numbers as pairs of bfloat16, for linear layers that need more digits than one has."""
+"""Numbers as pairs of bfloat16, for linear layers that need more precision than one."""
 
 from __future__ import annotations
 
@@ -33,4 +33,4 @@ def plain_pairs(x: Tensor) -> Tensor:
     x = x.float()
     high = x.bfloat16()
     rest = x - high.float()
-    return torch.cat([high, rest.where(rest.isfinite(), 0).bfloat16(), high], -1)  # infinity has no rest
+    return torch.cat([high, rest.where(rest.isfinite(), 0).bfloat16(), high], -1)  # inf − inf is NaN

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Numbers as pairs of bfloat16, in one pass: the twin of ``pairs.plain_pairs``."""
+"""Numbers as pairs of bfloat16: ``pairs.plain_pairs`` as one kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pairs(x: Tensor) -> Tensor:
 
 @triton.jit
 def _pairs(x_ptr, x_row, x_column, out_ptr, width, count, BLOCK: tl.constexpr):
-    """A block of the numbers of x.
+    """One block of the elements of x.
 
     x_ptr (M, K): with its strides.
     out_ptr (M, 3K): written, bfloat16.
@@ -34,7 +34,7 @@ def _pairs(x_ptr, x_row, x_column, out_ptr, width, count, BLOCK: tl.constexpr):
     x = tl.load(x_ptr + row * x_row + column * x_column, real, 0).to(tl.float32)
     high = x.to(tl.bfloat16)
     rest = x - high.to(tl.float32)
-    low = tl.where(tl.abs(rest) < float("inf"), rest, 0.0).to(tl.bfloat16)  # infinity has no rest
+    low = tl.where(tl.abs(rest) < float("inf"), rest, 0.0).to(tl.bfloat16)  # inf − inf is NaN
     out_ptr += row * 3 * width + column
     tl.store(out_ptr, high, real)
     tl.store(out_ptr + width, low, real)

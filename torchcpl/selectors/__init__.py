@@ -1,4 +1,4 @@
-"""One file a method, one interface: a loss, and a selection."""
+"""The methods of the tables, one file each, with one interface: a loss and a selection."""
 
 from torchcpl.selectors.base import Method
 from torchcpl.selectors.hungarian import Hungarian

@@ -1,4 +1,4 @@
-"""Matching-based set prediction: scores trained on the candidates that an optimal assignment picks."""
+"""Matching-based set prediction: scores trained on the candidates of an optimal assignment."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from torchcpl.selectors.threshold import Threshold
 
 
 class Hungarian(Threshold):
-    """Each target is assigned a candidate at the least total ``score_weight·(−log σ) + distance_weight·distance``.
+    """Targets are assigned to candidates at the least total ``score_weight·(−log σ) + distance_weight·distance``.
 
     Binary cross-entropy then trains the assigned candidates as positives. The distance is squared L2 or L2 between
-    where candidates and targets lie. With ``exclude_self`` a target's own candidate is not assigned to it when another
-    exists.
+    their positions. With ``exclude_self`` a target's own candidate is not assigned to it when another exists.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ def assignment(cost: Tensor, real: Tensor) -> Tensor:
     counts = real.sum(-1).tolist()  # real targets come first
     most = max(counts, default=0)
     cost = cost[:, :most]
-    # On a GPU, to copy and solve the whole problem would take longer than the rest of a training step.
+    # On a GPU, copying and solving the whole problem would take longer than the rest of a training step.
     columns = _shortlist(cost, real[:, :most])  # (B, M)
     costs = cost.gather(2, columns.unsqueeze(1).expand(-1, most, -1)).cpu().numpy()
     places = columns.cpu().numpy()
@@ -65,15 +64,15 @@ def assignment(cost: Tensor, real: Tensor) -> Tensor:
         targets, candidates = linear_sum_assignment(costs[row, : counts[row]])
         into[row, targets] = places[row, candidates]
 
-    # The solver releases the interpreter's lock, so threads run side by side.
+    # The solver releases the GIL, so threads run in parallel.
     list(_pool().map(solve, range(len(counts)), chunksize=16))
     return matched.to(cost.device)
 
 
 def _shortlist(cost: Tensor, real: Tensor) -> Tensor:
-    """The candidates (B, M) among which one assignment is as cheap as any.
+    """Candidates (B, M) that contain an optimal assignment.
 
-    Of T targets none needs more than its T cheapest to choose from. Neighbours share them: M is a few dozen.
+    With T targets each needs only its T cheapest candidates. Neighbours share them: M is a few dozen.
     """
     steps = min(cost.shape[1:])
     if steps == 0:

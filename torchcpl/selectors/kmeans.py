@@ -1,4 +1,4 @@
-"""k-Means with oracle k: the reference that learns nothing."""
+"""k-Means with oracle k: the reference without training."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def kmeans(
 ) -> Selection:
     """Lloyd's algorithm on every row at once, from k random members; picks the member nearest to each centroid.
 
-    ``points`` (B, N, c), ``mask`` (B, N), ``k`` (B,) the number of clusters. Stops when nothing moves. A cluster that
-    loses all its members keeps its centroid, and has none to pick in the end.
+    ``points`` (B, N, c), ``mask`` (B, N), ``k`` (B,) the number of clusters. Stops when nothing changes. A cluster that
+    loses all its members keeps its centroid and gives no pick.
     """
     batch, n, _ = points.shape
     most = int(k.max()) if batch else 0

@@ -13,7 +13,7 @@ from torchcpl.selectors.threshold import Threshold
 
 
 class MultiHypothesis(Threshold):
-    """K hypotheses, each a score for every candidate; the one that a selector prefers is thresholded.
+    """K hypotheses, each a score for every candidate; the one with the highest selector logit is thresholded.
 
     A learned query for each hypothesis is fused with the mean of the features, then with every candidate. Winner takes
     all: only the hypothesis with the least cross-entropy learns from a target, and the selector learns which it was,

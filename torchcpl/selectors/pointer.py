@@ -1,7 +1,7 @@
 """The autoregressive pointer: a Transformer decoder reads the picks so far and points at the next one.
 
-It is an interaction like the others, only that a pick changes the logits through a network over the whole history.
-So it has every loss and decoder of the library: ``greedy(PointerHead(...)(features, mask))``.
+It is an interaction whose logits depend on the whole history through a network, so every loss and decoder of the
+library works with it: ``greedy(PointerHead(...)(features, mask))``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PointerHead(nn.Module):
     and s MLPs of two layers.
 
     Args:
-        max_len: the most picks there is a step embedding for.
+        max_len: largest number of picks, that of the step embeddings.
         cache: keep keys and values from step to step; False recomputes the whole history and the projections of the
             candidates at every step, as the paper's code does.
     """
@@ -111,7 +111,7 @@ class Pointer(Interaction):
         return (hidden.flatten(1, 2),)
 
     def after(self, picks: Tensor) -> State:
-        # Bring the picks to the front, in their order: the state is that of the prefix they make.
+        # Move the picks to the front, in order: the state is that of the prefix they form.
         front = (picks < 0).to(torch.int8).argsort(dim=-1, stable=True)
         (hidden,) = self.prefixes(picks.gather(-1, front))
         per_pick = hidden.view(*picks.shape[:2], picks.shape[2] + 1, -1)

@@ -1,4 +1,4 @@
-"""Independent scoring: every candidate has a score of its own, and those above a threshold are picked."""
+"""Independent scores: the candidates above a threshold are picked."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Threshold(Method):
         """The binary cross-entropy of ``logits`` (..., N), 0 where there is no candidate."""
         positives = (positive & mask).sum()
         negatives = mask.sum() - positives
-        # Filled there, not copied there: a copy would wait for the device.
+        # Filled on the device: a copy would synchronise.
         fixed = None if self.pos_weight is None else torch.full((), float(self.pos_weight), device=logits.device)
         weight = negatives / positives.clamp(min=1) if fixed is None else fixed
         each = F.binary_cross_entropy_with_logits(logits.float(), positive.float(), pos_weight=weight, reduction="none")

@@ -74,21 +74,17 @@ def indices(items: str) -> Tensor:
     return torch.tensor([[ITEMS.index(item) for item in items]], dtype=torch.long)
 
 
-def draw_answers(count: int, generator: torch.Generator) -> Tensor:
-    """(count, 2) targets with −1 padding, each one of the two answers."""
-    answers = torch.tensor([[0, -1], [1, 2]])
-    return answers[torch.randint(2, (count,), generator=generator)]
-
-
 def train_cpl(steps: int = 500, batch: int = 256, seed: int = 0) -> Potentials:
     """θ, W and stop of a CPL trained on samples of the ambiguous target."""
     generator = torch.Generator().manual_seed(seed)
+    answers = torch.tensor([[0, -1], [1, 2]])
     unary, stop, W = (torch.zeros(shape, requires_grad=True) for shape in ((1, 5), (1,), (1, 5, 5)))
     optimizer = torch.optim.Adam([unary, stop, W], lr=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)  # averages out the sampling noise
     for _ in range(steps):
         pot = Potentials(unary.expand(batch, -1), stop.expand(batch), Dense(W.expand(batch, -1, -1)))
-        loss = subset_nll(pot, draw_answers(batch, generator), 2, per_step=False, generator=generator)
+        target = answers[torch.randint(2, (batch,), generator=generator)]  # (B, 2), one of the two each
+        loss = subset_nll(pot, target, 2, per_step=False, generator=generator)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

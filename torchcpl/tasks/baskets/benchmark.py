@@ -1,4 +1,4 @@
-"""The baskets task as the command line knows it."""
+"""The benchmark of the baskets task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of the baskets task: who goes with whom, a basket growing, likelihood by size."""
+"""Figures of the baskets task: pairwise effects, a growing basket, likelihood by size."""
 
 from __future__ import annotations
 

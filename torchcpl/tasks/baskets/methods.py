@@ -1,4 +1,4 @@
-"""Distributions over sets of items: CPL, and what people use in its place, behind one interface."""
+"""Distributions over sets of items with one interface: CPL and its competitors."""
 
 from __future__ import annotations
 

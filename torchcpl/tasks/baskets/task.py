@@ -73,7 +73,7 @@ def build_model(config: BasketsConfig, frequency: Tensor, features: Tensor | Non
 
 
 class BasketsTask:
-    """What the training loop needs, and the metrics."""
+    """The task: a model, batches, validation and the metrics."""
 
     ordered = False
     metric = "log_likelihood"
@@ -169,7 +169,7 @@ def ranks(model: SetModel, rest: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def evaluate(model: SetModel, sets: Tensor, seed: int = 0) -> dict[str, Any]:
-    """Log-likelihood, ranks of a held-out item, and baskets told from random sets; None for what a model has not.
+    """Log-likelihood, ranks of a held-out item, AUC against random sets; None where a model has no value.
 
     ``log_likelihood_se``: the standard error of the ``estimated`` ones among the baskets.
     """
@@ -188,7 +188,7 @@ def evaluate(model: SetModel, sets: Tensor, seed: int = 0) -> dict[str, Any]:
 
 
 def auc(model: SetModel, sets: Tensor, values: Tensor, seed: int = 0) -> dict[str, float]:
-    """How often log P tells a basket from a random set.
+    """AUC of log P for baskets against random sets.
 
     ``auc``: of the basket's own size. ``auc_pooled``: of any basket's size, as one ROC curve over all baskets and as
     many random sets; as larger sets are less likely, real or not, this asks mostly for the smaller of the two, and

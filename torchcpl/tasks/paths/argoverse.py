@@ -11,7 +11,7 @@ import numpy as np
 from torchcpl.tasks.paths.lanes import Array, Lane, LaneGraph, Line, along, arc_length, every, get, points
 
 LANE_TYPES = ("VEHICLE", "BUS", "BIKE")
-# Yellow parts opposite directions, white parts lanes; unpainted boundaries draw nothing.
+# Yellow separates opposite directions, white separates lanes; unpainted boundaries are not drawn.
 MARKS: dict[str, str | None] = {"NONE": None, "UNKNOWN": None, "SOLID_BLUE": "lane_divider_solid"}
 MARKS |= dict.fromkeys(("DASHED_WHITE", "DOUBLE_DASH_WHITE"), "lane_divider")
 for _paint in ("SOLID", "DOUBLE_SOLID", "DASH_SOLID", "SOLID_DASH"):

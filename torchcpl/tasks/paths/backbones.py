@@ -1,4 +1,4 @@
-"""From pixels to cells: a network of stride 8, and a code of where each cell lies."""
+"""Image backbones of stride 8, and positional encodings of the cells."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ BACKBONES = ("resnet18", "patches")
 
 
 class Patches(nn.Module):
-    """A cell's pixels by one linear map, then residual convolutions over the cells, each reaching twice as far.
+    """A linear patch embedding, then residual convolutions over the cells with doubling dilation.
 
-    At 48 channels a fourteenth of the work of ResNet-18's first two stages: for small data and for CPUs.
+    At 48 channels 1/14 of the work of ResNet-18's first two stages: for small data and CPUs.
     """
 
     precise = True  # as ResNet18

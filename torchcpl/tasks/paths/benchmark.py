@@ -6,6 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -78,6 +79,15 @@ class PathsBenchmark(Benchmark[PathsConfig]):
         Column("brier", "Brier", 3, "min", share=True),
         Column("ece", "ECE", 3, "min", share=True),
     )
+    variants: ClassVar = {
+        "lowrank": {"kind": "lowrank"},
+        "contextual": {"kind": "contextual"},
+        "turned": {"rotate": 15.0, "zoom": 0.1, "shift": 8.0},
+        "turned far without lines": {"rotate": 30.0, "zoom": 0.2, "shift": 16.0, "drop_lines": 0.2},
+        "procedural roads too": {"extra": "procedural"},
+        "authors' loss weights": {"selection_weight": 1.0, "offset_weight": 40.0},
+        "pointer": {"method": "pointer"},
+    }
     reported = "reported scenes"
     held_out = "held-out training scenes"
     alike = ("source", "scenes", "scenes_seed", "split", "val", "held_out", "epochs", "backbone", "weights")

@@ -1,4 +1,4 @@
-"""A small graph of lanes, whatever file it came from; how its readers check what they read; polylines.
+"""Lane graphs, the checks that their readers share, and polylines.
 
 Coordinates are metres, x east, y north.
 """

@@ -1,4 +1,4 @@
-"""Lane maps in three formats, told apart by content: ``lane-graph/1`` (here), nuScenes and Argoverse 2.
+"""Lane maps in three formats, recognised by their content: ``lane-graph/1`` (here), nuScenes and Argoverse 2.
 
 ``lane-graph/1`` is one JSON object::
 
@@ -26,7 +26,7 @@ from torchcpl.tasks.paths.nuscenes import read_nuscenes
 
 
 def load_map(path: str | Path) -> LaneGraph:
-    """Read a map; the format (lane-graph/1, nuScenes expansion, Argoverse 2) is told by its content."""
+    """Read a map; the format (lane-graph/1, nuScenes expansion, Argoverse 2) is recognised by its content."""
     path = Path(path)
     data = read_json(path)
     try:
@@ -46,7 +46,7 @@ def load_map(path: str | Path) -> LaneGraph:
 
 
 def load_maps(path: str | Path) -> list[LaneGraph]:
-    """Read one map file, or every ``*.json`` of a folder in the order of their names."""
+    """Read one map file, or every ``*.json`` of a folder in alphabetical order."""
     path = Path(path)
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files:

@@ -6,7 +6,7 @@ segments, each an arc to the left (L), to the right (R) or straight (S) as ``sha
 
     (x, y) + s·sinc(κs/2)·(cos(yaw + κs/2), sin(yaw + κs/2)),   yaw + κs,   sinc(u) = sin(u)/u,
 
-so ``end_pose`` adds nothing and is not read.
+so ``end_pose`` is redundant and not read.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_nuscenes(data: Mapping[str, Any], name: str, spacing: float = 1.0) -> L
         for token, record in read.rows(layer).items():
             where = f"{layer} {token!r}"
             line = read.row("line", get(record, "line_token", where, str), where)
-            if len(get(line, "node_tokens", where, [str])) >= 2:  # one node draws nothing
+            if len(get(line, "node_tokens", where, [str])) >= 2:  # a single node is not drawn
                 kind = layer if layer == "road_divider" else _divider_kind(record, where)
                 lines.append(Line(kind, read.nodes(line, "node_tokens", where, 2)))
     areas = [
@@ -114,7 +114,7 @@ def _numbers(value: object, where: str, count: int | None) -> list[float]:
 
 
 class _Tables:
-    """The file's tables by token, and the geometry they spell out in nodes."""
+    """The file's tables by token, and geometry resolved from their nodes."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.data = data

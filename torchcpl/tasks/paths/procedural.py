@@ -33,7 +33,7 @@ def procedural_map(junctions: int = 300, shares: Sequence[float] = SHARES, seed:
     entries = np.zeros(len(weights))  # lanes to start on, by number of paths
     side = math.ceil(math.sqrt(junctions))
     for i in range(junctions):
-        # The number of paths most behind its share comes next.
+        # Next: the number of paths that is furthest behind its share.
         with np.errstate(divide="ignore", invalid="ignore"):
             n = int(np.argmin(np.where(weights > 0, entries / weights, np.inf))) + 1
         builder = _Builder(f"{i}", rng)
@@ -138,7 +138,7 @@ def _fork(b: _Builder, n: int) -> None:
 
 
 def _merge(b: _Builder, n: int) -> None:
-    """Two or three one-way roads that become one."""
+    """Two or three one-way roads that merge into one."""
     count = int(b.rng.integers(2, 4))
     out = b.arm(0.0, 15.0, 0.4)
     key = b.add("lane", out)

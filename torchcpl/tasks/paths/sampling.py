@@ -1,4 +1,4 @@
-"""One scene: a lane, an ego on it, the paths ahead, and the image from above.
+"""One scene: a lane, an ego on it, the paths ahead, and the bird's-eye image.
 
 A scene is a 256×256 px image at 0.5 m a pixel, the ego heading right with 40 m behind it and 88 m ahead, its
 row up to 5 m off the middle. Pixel coordinates (x, y) are continuous, x right and y down; pixel (r, c) covers
@@ -99,7 +99,7 @@ def enumerate_paths(
 
 @dataclass(frozen=True)
 class _Reach:
-    """What can lie ahead of one lane: lanes numbered from it, their points in one array."""
+    """The lanes reachable from one lane, numbered from it, with their points in one array."""
 
     successors: list[list[int]]
     lengths: list[float]
@@ -121,7 +121,7 @@ class Roads:
         if not self.starts:
             raise ValueError(f"map {graph.name!r}: no lane of kind 'lane' to start from")
         ends = [line[-1] for line, onward in zip(self.lines, self.successors, strict=True) if not onward]
-        self.loose = np.array(ends).reshape(-1, 2)  # where lanes end and lead nowhere
+        self.loose = np.array(ends).reshape(-1, 2)  # where lanes end without a successor
         self._reach: dict[int, _Reach] = {}
 
         pairs = list(zip(lanes, self.lines, strict=True))
@@ -161,7 +161,7 @@ class Roads:
 
 @dataclass(frozen=True)
 class _View:
-    """The image's place in the world: pixel = turn · (point − ego) / METRES + (BEHIND / METRES, row)."""
+    """The image's pose in the world: pixel = turn · (point − ego) / METRES + (BEHIND / METRES, row)."""
 
     x: float
     y: float
@@ -257,7 +257,7 @@ def _look_ahead(road: Roads, lane: int, offsets: Array, row: float) -> tuple[_Vi
 
 
 def _inside(pixels: Array) -> Bools:
-    """Which pixel points are in the image, (P,)."""
+    """Whether each pixel point is in the image, (P,)."""
     inside: Bools = np.all((pixels >= EDGE) & (pixels <= SIZE - EDGE), axis=1)
     return inside
 
@@ -310,7 +310,7 @@ def _on_road(path: Points, image: Image) -> bool:
     return bool((image[row, column] != BACKGROUND).all())
 
 
-# Drawing. Fixed-point coordinates and 8-connected lines: the same pixels on every machine.
+# Drawing, in fixed-point coordinates and 8-connected lines: the same pixels on every machine.
 
 _SHIFT = 4
 
@@ -358,7 +358,7 @@ def render(road: Roads, view: _View) -> Image:
         return kind.pixels(kind.near(box), view)
 
     def stroke(image: Image, kind: _Shapes, color: int, width: float = 1) -> None:
-        # A thick line comes out a pixel wider: every pixel its edge touches is filled.
+        # OpenCV draws a thick line one pixel wider: it fills every pixel that its edge touches.
         thickness = max(round(width) - 1, 1)
         cv2.polylines(image, shapes(kind), False, color, thickness, cv2.LINE_8, _SHIFT)
 
@@ -372,7 +372,7 @@ def render(road: Roads, view: _View) -> Image:
     stroke(image, road.wide, ROAD, LANE_WIDTH / METRES)
     stroke(image, road.thin, ROAD, 3.0)
     square = np.ones((3, 3), np.uint8)
-    cv2.morphologyEx(image, cv2.MORPH_CLOSE, square, image)  # lanes side by side leave pinholes
+    cv2.morphologyEx(image, cv2.MORPH_CLOSE, square, image)  # adjacent lanes leave pinholes
     paint: Image = image.copy()
     stroke(paint, road.lane_dividers, LANE_DIVIDER)
     stroke(paint, road.road_dividers, ROAD_DIVIDER)
@@ -381,12 +381,12 @@ def render(road: Roads, view: _View) -> Image:
     ego = np.array([[2.5, 0.0], [-2.0, 1.25], [-2.0, -1.25]]) / METRES + [BEHIND / METRES, view.row]
     corners = np.rint((ego - 0.5) * (1 << _SHIFT)).astype(np.int32)
     cv2.fillPoly(paint, [corners], EGO, cv2.LINE_8, _SHIFT)
-    paint[image == BACKGROUND] = BACKGROUND  # so that the image tells the drivable mask
+    paint[image == BACKGROUND] = BACKGROUND  # so that the drivable mask follows from the image
     return paint
 
 
 def _simplified(line: Array) -> Array:
-    """Fewer points, nowhere more than 5 cm off: what is drawn widely needs no more."""
+    """A polyline simplified to 5 cm, enough for thick strokes."""
     near = (line - line[0]).astype(np.float32)
     fewer: Array = opencv().approxPolyDP(near[:, None], 0.05, False)[:, 0] + line[0]
     return fewer

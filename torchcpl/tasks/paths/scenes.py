@@ -115,13 +115,13 @@ def _made(roads: Sequence[Roads], count: int, seed: int, workers: int) -> Iterat
     if workers == 1:
         yield (sample_scene(roads, seed, index) for index in range(count))
         return
-    # Forked workers share the prepared maps for nothing, and touch neither torch nor its threads.
+    # Forked workers share the prepared maps without copying, and use neither torch nor its threads.
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     with multiprocessing.get_context(method).Pool(workers, _start_worker, (roads, seed)) as pool:
         yield pool.imap(_work, range(count), chunksize=16)
 
 
-_worker: tuple[Sequence[Roads], int]  # what a process of the pool makes scenes from
+_worker: tuple[Sequence[Roads], int]  # the maps of a worker process
 
 
 def _start_worker(roads: Sequence[Roads], seed: int) -> None:
@@ -151,7 +151,7 @@ def save_scenes(scenes: Scenes, path: str | Path) -> None:
 
 
 def load_scenes(path: str | Path) -> Scenes:
-    """Read what ``save_scenes`` wrote; a ValueError names a file that is another, or not whole."""
+    """Read a file of ``save_scenes``; ValueErrors name the file."""
     field = read_npz(path)
     if "format" not in field or str(field["format"]) != FORMAT:
         raise ValueError(f"{path}: not a file of scenes: expected 'format' to be {FORMAT!r}")
@@ -203,7 +203,7 @@ MAP = "map:"  # a split's name begins with it where one map is left out
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Scene numbers: to train on, to choose with (``held_out``), to report on (``val``), and left out."""
+    """Scene numbers: training, selection (``held_out``), reported (``val``), and dropped."""
 
     train: Ints
     val: Ints
@@ -281,7 +281,7 @@ def _cuts(numbers: Ints, take: int, scenes: Scenes) -> Iterator[tuple[Ints, Ints
         far = centres[numbers] @ np.array([math.cos(angle), math.sin(angle)])
         order = np.argsort(far, kind="stable")
         before, beyond = numbers[order[:-take]], numbers[order[-take:]]
-        # Only images less than a diagonal apart can meet.
+        # Only images less than a diagonal apart can overlap.
         line = far[order[-take]]
         near, facing = before[far[order[:-take]] > line - diagonal], beyond[far[order[-take:]] < line + diagonal]
         meets = images_overlap(centres[near], headings[near], centres[facing], headings[facing])

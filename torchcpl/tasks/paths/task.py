@@ -367,7 +367,7 @@ class PathsTask:
         Over all scenes, and, named ``…_n2plus``, over those with two or more valid paths.
         """
         parts = []
-        for part in self.reported.split(64 if self.device.type == "cuda" else 16):  # K² T² distances a scene
+        for part in self.reported.split(8):  # of each scene, K² T² distances
             found = model.answers(self.reported.images[part], count)
             counts = self.reported.counts[part]
             gaps = path_distances(found.points, found.lengths, self.reported.paths[part], self.reported.lengths[part])

@@ -1,4 +1,4 @@
-"""The piles task as the command line knows it."""
+"""The benchmark of the piles task."""
 
 from __future__ import annotations
 

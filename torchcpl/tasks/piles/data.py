@@ -1,4 +1,4 @@
-"""Bags for a model that sees distances: drawn from real labelled sets, altered, and from made-up mixtures.
+"""Training bags of the piles task: sampled from real labelled datasets, augmented, and from synthetic mixtures.
 
 All of a bag but its composition is drawn on the device, in groups that share a source, without reading a value back.
 """
@@ -227,7 +227,7 @@ def recoloured(x: Tensor, source: Source, rng: np.random.Generator) -> Tensor:
 
 
 def altered(x: Tensor, mask: Tensor, rng: np.random.Generator, generator: torch.Generator) -> Tensor:
-    """Real vectors (B, N, D) as other extractors might have given them, the same way for the whole group."""
+    """Real vectors (B, N, D) augmented as if from another feature extractor, alike for the whole group."""
     device, width = x.device, x.shape[-1]
 
     def normal(*shape: int) -> Tensor:
@@ -261,7 +261,7 @@ def altered(x: Tensor, mask: Tensor, rng: np.random.Generator, generator: torch.
 
 
 def invented(labels: Tensor, rng: np.random.Generator, generator: torch.Generator) -> Tensor:
-    """Vectors (B, N, D) of a made-up mixture with a component for each label."""
+    """Vectors (B, N, D) of a synthetic mixture with one component per label."""
     batch, n = labels.shape
     device = labels.device
 
@@ -288,7 +288,7 @@ def invented(labels: Tensor, rng: np.random.Generator, generator: torch.Generato
     elif kind < 0.35:
         noise = 3.4 * uniform(batch, n, latent) - 1.7
     x = centres.gather(1, where) + noise * size.gather(1, where)
-    if rng.random() < 0.3:  # bent, or rings
+    if rng.random() < 0.3:  # curved, or rings
         angle = rng.uniform(1, 2 * math.pi) * (uniform(batch, n, 1) - 0.5)
         u, v = (F.normalize(normal(batch, most, latent), dim=-1).gather(1, where) for _ in range(2))
         radius = rng.uniform(1, 5)
@@ -314,7 +314,7 @@ def invented(labels: Tensor, rng: np.random.Generator, generator: torch.Generato
 
 
 class Mixture:
-    """Training bags of real sets and made-up ones; batch ``step`` is a function of ``(seed, step)`` alone."""
+    """Training bags of real and synthetic datasets; batch ``step`` is a function of ``(seed, step)`` alone."""
 
     def __init__(
         self, sets: list[Rows], seed: int, device: torch.device, group: int, synthetic: float, varied: float = 1.0

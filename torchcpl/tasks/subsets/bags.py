@@ -68,7 +68,7 @@ class Bags:
 
 
 def unlabelled(items: Sequence[Tensor], device: str | torch.device) -> Bags:
-    """Bags of given items, (N, d) each, padded to the largest; of labels and targets there are none."""
+    """Bags of given items, (N, d) each, padded to the largest, without labels and targets."""
     rows = pad_sequence([torch.arange(len(bag)) for bag in items], batch_first=True, padding_value=-1).to(device)
     features = pad_sequence([bag.float() for bag in items], batch_first=True).to(device)
     return Bags(features, rows >= 0, torch.full_like(rows, -1), rows[:, :0], rows)
@@ -77,7 +77,7 @@ def unlabelled(items: Sequence[Tensor], device: str | torch.device) -> Bags:
 class BagSampler:
     """Draws bags from a labelled feature matrix, on its device, in a fixed number of tensor operations.
 
-    A draw takes memory for B · max_classes · (size of the largest class) random numbers beside the bags.
+    Sampling needs memory for B · max_classes · (size of the largest class) random numbers.
 
     Args:
         features: (M, d) float.
@@ -102,7 +102,7 @@ class BagSampler:
         self._largest = int(counts.max())
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Bags:
-        """Fresh bags: a pure function of the state of the generator, which lives on the features' device."""
+        """Fresh bags: a pure function of the state of the generator, which is on the features' device."""
         check_count("batch_size", batch_size, 1)
         if generator.device.type != self.features.device.type:
             raise ValueError(f"generator: expected one on {self.features.device}, got one on {generator.device}")
@@ -120,7 +120,7 @@ class BagSampler:
     ) -> tuple[Tensor, Tensor]:
         """Rows (B, N) and target (B, max_classes), both −1 padded, on the device of the tables.
 
-        Sorting random keys is drawing without replacement; a key of −1 keeps what is no candidate out.
+        Sampling without replacement by sorting random keys; a key of −1 excludes an item.
         """
         p, device = self.protocol, by_class.device
         K = min(p.max_classes, len(counts))
@@ -140,7 +140,7 @@ class BagSampler:
         offsets = keys(B, K, self._largest).masked_fill_(outside, -1).topk(L).indices  # (B, K, L)
         unused = (torch.arange(L, device=device) >= sizes[..., None]).flatten(1)  # (B, K·L)
 
-        # The shuffle that cuts the bag to size also hides which class an element was drawn for.
+        # The shuffle that truncates the bag also removes the order by class.
         N = min(p.max_items, K * L)
         kept = keys(B, K * L).masked_fill_(unused, -1).topk(N)
         padding = kept.values < 0  # (B, N), a tail: keys come in descending order
@@ -148,10 +148,10 @@ class BagSampler:
         places = (starts[classes][..., None] + offsets).flatten(1).gather(1, kept.indices)
         rows = by_class[places.masked_fill_(padding, 0)].masked_fill_(padding, -1)
 
-        # Fresh keys, so that a target's position in the bag says nothing about its being the target.
+        # Fresh keys, so that the position in the bag does not reveal the target.
         same = slot[:, None, :] == torch.arange(K, device=device)[:, None]  # (B, K, N)
         best = keys(B, 1, N).expand(B, K, N).masked_fill(~same, -1).max(2)
-        target = best.indices.masked_fill_(best.values < 0, -1)  # (B, K), a cut may have emptied a class
+        target = best.indices.masked_fill_(best.values < 0, -1)  # (B, K), truncation may have emptied a class
         first = (target < 0).long().argsort(dim=1, stable=True)
         return (
             F.pad(rows, (0, p.max_items - N), value=-1),
@@ -160,7 +160,7 @@ class BagSampler:
 
 
 def fixed_bags(sampler: BagSampler, count: int, seed: int) -> Bags:
-    """``count`` bags that depend on ``seed`` alone: drawn on the CPU, so alike on every device."""
+    """``count`` bags that depend only on ``seed``: sampled on the CPU, equal on every device."""
     check_count("count", count, 1)
     generator = torch.Generator().manual_seed(seed)
     tables = (sampler._by_class.cpu(), sampler._counts.cpu(), sampler._starts.cpu())

@@ -1,4 +1,4 @@
-"""CIFAR as it is distributed: pickles, of which nothing is built but numbers, strings, lists and uint8 arrays."""
+"""CIFAR's pickles, read by an unpickler that builds only numbers, strings, lists, dicts and uint8 arrays."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch import Tensor
 
 
 class _Dtype:
-    """Stands for numpy.dtype: CIFAR holds uint8 arrays and no others."""
+    """In place of numpy.dtype: CIFAR has uint8 arrays only."""
 
     def __init__(self, name: Any, *_: Any) -> None:
         if name not in ("u1", b"u1"):
             raise pickle.UnpicklingError(f"array of {name!r}, expected u1")
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and alignment mean nothing for single bytes."""
+        """Byte order and alignment do not matter for single bytes."""
 
 
 class _Array:
-    """Stands for numpy's array factory; the array itself is built from plain bytes."""
+    """In place of numpy's array factory; the array is built from bytes."""
 
     value: NDArray[np.uint8]
 
@@ -40,7 +40,7 @@ class _Array:
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """Stands for _codecs.encode, by which protocol 2 spells bytes in Python 3."""
+    """In place of _codecs.encode, by which protocol 2 stores bytes."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"text in {encoding!r}, expected latin1")
     return text.encode("latin1")
@@ -78,7 +78,7 @@ def _read_pickle(path: Path, keys: tuple[str, ...]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where torchvision puts a CIFAR dataset, and what the files call things."""
+    """The paths and keys of a CIFAR dataset in torchvision's layout."""
 
     folder: str
     train: tuple[str, ...]
