@@ -1,4 +1,4 @@
-"""`Selector`: ``select`` in scikit-learn's manners, and fine-tuned on bags of one's own."""
+"""`Selector`: ``select`` as a scikit-learn estimator, which can be fine-tuned on bags."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ with extra():
 class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     """One representative of every group: ``Selector().fit(X)`` needs no labels and no training.
 
-    With ``fit(bags, picks)``, a list of bags (N, D) and for each the rows one would pick, the model that ships is
-    fine-tuned first; a few hundred bags are enough. ``predict`` then picks from new bags.
+    With ``fit(bags, picks)``, a list of bags (N, D) and for each the rows one would pick, the pretrained model
+    is fine-tuned first; a few hundred bags are enough. ``predict`` then picks from new bags.
 
     Args:
         size: how many to pick; by default as many as needed, between ``min_size`` and ``max_size``.
         metric: ``euclidean | cosine``.
         epochs, lr: of the fine-tuning.
-        random_state: seed of all that is drawn at random.
+        random_state: random seed.
 
     Attributes:
         representatives_: (T,) rows of X, in order of picking.

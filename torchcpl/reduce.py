@@ -1,4 +1,4 @@
-"""Large piles: rows to micro-clusters, so that the model never sees more than a few hundred at once.
+"""Large piles: rows are reduced to micro-clusters, of which the model gets a few hundred at once.
 
 k-means with several times as many centres as picks, in two levels: parts of the pile, fitted on a sample of it, and
 within each part its centres, fitted on a sample of the part. Every row is read a constant number of times, in blocks,

@@ -1,4 +1,4 @@
-"""Any pile in, picks out: one representative of every group in vectors of any kind, with the model that ships.
+"""One representative of every group in any set of vectors, by the pretrained model of the package.
 
 >>> import torch, torchcpl as cpl
 >>> x = torch.cat([torch.randn(20, 3) + 9 * i for i in range(4)])
@@ -31,7 +31,7 @@ from torchcpl.reduce import BLOCK, Rows, reduce, settle
 
 SHIPPED = Path(__file__).parent / "models" / "piles.safetensors"
 METRICS = ("euclidean", "cosine", "precomputed")
-DIRECT = 512  # the largest pile whose distances the model sees all at once
+DIRECT = 512  # the largest pile whose full distance matrix the model gets
 WHOLE = 400  # micro-clusters of a larger pile that it sees at once
 TRAINED = 40  # more picks than it was trained on are made in parts
 PART, MICRO = 96, 12  # micro-clusters of a part, and for every pick
@@ -54,11 +54,11 @@ def select(
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> Selection:
-    """Pick one representative of every group in a pile of vectors; nothing is trained.
+    """Pick one representative of every group in a pile of vectors, without training.
 
     The model sees only the distances inside the pile: the picks are the same when rows are permuted and when the
-    vectors are rotated, shifted or scaled, to rounding. Of rows that are equal only one is picked, unless ``size``
-    asks for more than there are different ones.
+    vectors are rotated, shifted or scaled, to rounding. Of equal rows only one is picked, unless ``size``
+    exceeds the number of distinct ones.
 
     Args:
         x: (N, D) vectors or (B, N, D) piles of equal size, NumPy or torch; with ``metric="precomputed"`` distances
@@ -69,7 +69,7 @@ def select(
         forbid: rows that must not be picked, given the same way; they still count as part of the pile.
         weights: (N,) or (B, N) added to each row's logit: quality, recency.
         num_hypotheses: give that many different answers, likeliest first.
-        seed: of all that is drawn at random.
+        seed: random seed.
         device: where to compute; by default where ``x`` is.
 
     Returns:
@@ -188,7 +188,7 @@ class _Picker:
             return greedy_to_median(pot, most, least, constraints)
 
         def apart(picks: Tensor) -> Tensor:
-            """How differently two answers (B, K, T) serve the rows, of their mean distance: (B, K, K)."""
+            """(B, K, K) the difference of answers (B, K, T) in the rows' distances to them, relative to their mean."""
             far = d.masked_fill(~mask.unsqueeze(1), 0).amax((1, 2)).view(-1, 1, 1, 1)
             to = gather_rows(d, picks).where((picks >= 0).unsqueeze(-1), far).amin(2)  # (B, K, N) to the nearest pick
             to = to.masked_fill(~mask.unsqueeze(1), 0) / mask.sum(-1).view(-1, 1, 1)
@@ -335,7 +335,7 @@ def load_model(path: str | Path, device: str = "cpu") -> tuple[DistanceModel, di
 
 
 def save_model(path: str | Path, model: DistanceModel, **said: str) -> None:
-    """Write what ``load_model`` reads, in float16, with ``said`` beside it."""
+    """Write a file for ``load_model``, in float16, with ``said`` as metadata."""
     header: dict[str, Any] = {"__metadata__": {**said, "model": json.dumps(model.widths)}}
     data = b""
     for name, value in model.state_dict().items():
@@ -429,7 +429,7 @@ def as_vectors(given: Any, metric: str) -> Tensor:
 
 
 def named_rows(bad: Tensor) -> str:
-    """Some of the rows where ``bad`` (..., N) is True, in words."""
+    """Some of the rows where ``bad`` (..., N) is True, as text."""
     rows = bad.nonzero()
     named = [", ".join(map(str, row)) for row in rows[:5].tolist()]
     more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
@@ -536,7 +536,7 @@ def distinct(values: Tensor, metric: str, required: Tensor, forbidden: Tensor, b
 
 
 def _joined(parts: Sequence[Selection], single: bool) -> Selection:
-    """The batches after each other, without columns of nothing but padding; of one pile its row."""
+    """The batches concatenated, without all-padding columns; for a single pile its row."""
     longest = max(1, max(int(part.lengths.max()) for part in parts))
 
     def column(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""An encoder that sees only the distances inside a bag: for vectors of any width, in any metric, never seen before.
+"""An encoder of the pairwise distances in a bag: for unseen vectors of any width, in any metric.
 
 Groups look alike to such a model, so "the same group" has to be read off the pairs. A pair's features are its distance
 (scaled globally, locally, and as a rank), its cosine under soft spectral projectors of the centred Gram matrix, and
@@ -30,7 +30,7 @@ CHUNK = 2048  # pairs
 
 def distances(x: Tensor, metric: str = "euclidean") -> Tensor:
     """(..., N, D) to (..., N, N) in float32; symmetric, zero on the diagonal. ``metric``: ``euclidean | cosine``."""
-    x = x.double()  # the differences of products of float32 would have few digits left
+    x = x.double()  # float32 products would cancel
     if metric == "cosine":
         x = F.normalize(x, dim=-1)
     x = x - x.mean(-2, keepdim=True)
@@ -330,7 +330,7 @@ class DistanceModel(nn.Module):
     and every pick adds slope and a term of its own, with k, the number of groups, guessed from all nodes together.
     """
 
-    precise = True  # the rounding of scores changes picks
+    precise = True  # stays in float32: rounding of scores changes picks
 
     def __init__(self, dim: int = 128, layers: int = 4, heads: int = 8, edge: int = 32) -> None:
         super().__init__()
@@ -375,7 +375,7 @@ class DistanceModel(nn.Module):
         with without_autocast(h):
             h = h.float()
             theta, gain, breadth, resistance = self.ends(h).unbind(-1)  # (B, N) each
-            theta = theta - mask.sum(-1, keepdim=True).clamp(min=1).log()  # all together weigh the same in any pile
+            theta = theta - mask.sum(-1, keepdim=True).clamp(min=1).log()  # normalised by the size of the pile
             cover = square((self.cover[0] * same[-1] + self.cover[1]).unsqueeze(-1), pairs).squeeze(1)  # (B, N, N)
             cover = cover + breadth.unsqueeze(1) - resistance.unsqueeze(2)  # [j, i]
             real = mask.unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""The small Transformer both benchmarks share: an encoder over candidates, and the pointer's decoder layer."""
+"""A small Transformer: an encoder over candidates, and the pointer's decoder layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class Attention(nn.Module):
-    """Multi-head attention; queries and memory are projected apart, so that a memory can be projected once."""
+    """Multi-head attention; queries and memory are projected separately, so that a memory is projected only once."""
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Candidates (B, N, d) see each other; padding is not looked at. Pre-norm with a final LayerNorm, or post-norm.
+    """Self-attention of candidates (B, N, d), padding masked. Pre-norm with a final LayerNorm, or post-norm.
 
     ``bias`` (B, layers·H, N, N) is added to the logits of the layers' attention.
     """
@@ -88,7 +88,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         if mask is not None:
-            # A row of nothing but padding looks at itself: its output is never read, but must not be NaN.
+            # A row with only padding attends to itself: its output is never read, but must not be NaN.
             mask = (mask | ~mask.any(-1, keepdim=True))[:, None, None, :]
         if bias is not None and mask is not None:
             bias = bias.masked_fill(~mask, -torch.inf)
@@ -100,7 +100,7 @@ class Encoder(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm decoder layer: the picks look at each other, then at the candidates."""
+    """Pre-norm decoder layer: self-attention of the picks, then cross-attention to the candidates."""
 
     def __init__(self, dim: int, heads: int, ffn: int, dropout: float) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class DecoderLayer(nn.Module):
             values = torch.cat([past[1].flatten(0, 1), values], 2)
         looked = self.self_attention.attend(y, keys, values, causal=past is None)
         x = x + self.dropout(looked).view_as(x)
-        # Every token of every hypothesis asks the same candidates: one attention with K·T queries.
+        # All tokens of all hypotheses attend to the same candidates: one attention with K·T queries.
         y = self.norms[1](x).flatten(1, 2)
         x = x + self.dropout(self.cross_attention.attend(y, *memory, mask)).view_as(x)
         x = x + self.dropout(self.ffn(self.norms[2](x)))

@@ -1,10 +1,9 @@
 """Greedy decoding on the CPU, in NumPy.
 
-A step works on N numbers, microseconds of arithmetic, so the overhead of the calls is what counts, and that the
-parameters stay in cache from step to step. So the normalisers, which choosing does not need, are left until many
-steps' scores can be summed up in one go; factors are decoded row by row, as one row's keys stay in cache; and a
-batch of dense W, of which a step reads one column that no cache has seen, is shared out among threads that wait for
-memory side by side and never for each other.
+A step is microseconds of arithmetic on N numbers, so call overhead and cache locality dominate. So the normalisers,
+which choosing does not need, are computed for many steps at once; factors are decoded row by row, as one row's keys
+stay in cache; and a batch of dense W, of which a step reads one uncached column, is split among independent threads,
+which wait for memory in parallel.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ GRAIN = 2**15  # numbers up to which torch works in one thread
 
 
 def obstacle(pot: Potentials, rules: Rules) -> str | None:
-    """Why this twin cannot run; None when it can: on the CPU, all in float32 or float64, masks and length limits."""
+    """Why this does not apply; None when it does: CPU tensors in float32 or float64, only masks and length limits."""
     interaction = pot.interaction
     if not isinstance(interaction, Dense | DenseCoverage | LowRank | Coverage | Recent):
         return f"a {type(interaction).__name__} interaction"
@@ -48,7 +47,7 @@ def obstacle(pot: Potentials, rules: Rules) -> str | None:
 
 
 def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -> Selection:
-    """The twin of ``rollout`` with argmax or, given a threshold, with the stop judged by its own probability."""
+    """``rollout`` with argmax, or with ``stop_threshold``."""
     # Where a compiled function falls back to Python, the compiler traces what that calls, and its NumPy does not write
     # through views. A program that has not imported the compiler need not.
     return (_untraced() if "torch._dynamo" in sys.modules else _greedy)(pot, rules, stop_threshold)
@@ -101,9 +100,9 @@ def _greedy(pot: Potentials, rules: Rules, stop_threshold: float | None) -> Sele
 
 
 class Normalisers:
-    """Scores of many steps, waiting to be summed up: −log P = log Σ_j exp(score_t[j] − chosen_t) of every row and step.
+    """Scores of many steps, normalised together: −log P = log Σ_j exp(score_t[j] − chosen_t) of every row and step.
 
-    Relative to what was chosen, the largest: nothing overflows, and at large scores no digit that counts is lost.
+    Relative to the chosen score, the largest: nothing overflows, and large scores lose no precision.
     """
 
     def __init__(self, like: Array, steps: int) -> None:
@@ -193,7 +192,7 @@ def _stops(scores: Array, best: Any, log_threshold: float) -> bool:
 
 
 def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Array, gains: Array) -> Array:
-    """Decode rows side by side, ``scores`` (B, N+1) in place; returns their log-probabilities (B,).
+    """Decode rows together, ``scores`` (B, N+1) in place; returns their log-probabilities (B,).
 
     Fills ``indices`` and ``gains``, the log-probabilities of the picks (B, T).
     """
@@ -214,7 +213,7 @@ def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Arra
         if not live.any():
             break
         indices[:, step] = np.where(live, choice, -1)
-        choice[~live] = 0  # what a stopped row adds is never read
+        choice[~live] = 0  # the update of a stopped row is never read
         add(choice)
         scores[rows, choice] = -np.inf
     log_probs = normalisers.log_probs()  # (steps, B)
@@ -224,7 +223,7 @@ def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Arra
 
 
 def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[int], None]:
-    """Add what a pick adds to the scores (N+1,) of one row."""
+    """Add a pick's effect to the scores (N+1,) of one row."""
     candidates, n = scores[:-1], len(scores) - 1
     if isinstance(interaction, Dense):
         columns = interaction.W[row].detach().numpy().T
@@ -309,7 +308,7 @@ def _latest(
 
 
 def _batch_update(interaction: Dense, part: Tensor) -> Callable[[Array], None]:
-    """Add what the picks (B,) add to the scores ``part`` (B, N+1)."""
+    """Add the effects of the picks (B,) to the scores ``part`` (B, N+1)."""
     batch, n = interaction.shape
     W, stop_row = interaction.W.detach(), interaction.stop_row
     candidates = part[:, :n]

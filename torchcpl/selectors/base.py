@@ -13,8 +13,8 @@ from torchcpl.potentials import Selection
 class Method(nn.Module, ABC):
     """From encoded candidates to a loss, and to a selection.
 
-    ``knob`` is the one number a method leaves to be chosen after training: a threshold, or what is added to the stop's
-    logit. ``knobs`` are the values worth trying.
+    ``knob`` is the one number of a method that is tuned after training: a threshold, or a bias of the stop's logit.
+    ``knobs`` are the values to try.
     """
 
     knob: float
@@ -23,7 +23,7 @@ class Method(nn.Module, ABC):
     def assign(self, features: Any, mask: Tensor, target: Tensor, points: Tensor, goals: Tensor) -> Tensor:
         """The candidate (B, T) trained for each target (B, T): the target itself, or one that is matched to it.
 
-        ``points`` (B, N, c) and ``goals`` (B, T, c) say where candidates and targets lie.
+        ``points`` (B, N, c) and ``goals`` (B, T, c) are the positions of candidates and targets.
         """
         return target
 
@@ -41,13 +41,13 @@ class Method(nn.Module, ABC):
 
     @abstractmethod
     def pick(self, potentials: Any, max_len: int, knob: float | None = None) -> Selection:
-        """The sequential part: what is picked, (B, T); ``knob`` in place of the method's own."""
+        """The sequential part: the picks (B, T); ``knob`` overrides the method's own."""
 
     def select(self, features: Any, mask: Tensor, max_len: int, knob: float | None = None) -> Selection:
-        """What is picked, (B, T)."""
+        """The picks (B, T)."""
         return self.pick(self.potentials(features, mask), max_len, knob)
 
     def answers(self, features: Tensor, mask: Tensor, max_len: int) -> tuple[Tensor, Tensor]:
-        """All that a method without `Potentials` has to say: picks (B, K, T) and their probabilities (B, K)."""
+        """The several answers of a method without `Potentials`: picks (B, K, T) and probabilities (B, K)."""
         indices = self.select(features, mask, max_len).indices.unsqueeze(1)
         return indices, features.new_ones(len(indices), 1)

@@ -1,4 +1,4 @@
-"""One door to a task: what its runs reached, the table of all methods, times, the report and the demo.
+"""The entry point of a task: evaluation of runs, tables, timings, reports and the demo.
 
 A task is a subclass of `Benchmark`, listed in `torchcpl.tasks.registry`.
 """
@@ -36,7 +36,7 @@ C = TypeVar("C", bound=TrainConfig)
 
 
 class Restored(NamedTuple):
-    """A run's task and its best model, on the device there is, with the knob that was chosen."""
+    """A run's task and its best model, on the available device, with the chosen knob."""
 
     task: Any  # a `BenchmarkTask`
     model: Any  # its `SelectionModel`
@@ -44,19 +44,19 @@ class Restored(NamedTuple):
 
 
 class Benchmark(ABC, Generic[C]):
-    """What a task says of itself, and all that is done with its runs.
+    """The properties of a task, and everything done with its runs.
 
     Attributes:
         summary: the task in a line, for help texts.
-        subject: what is predicted, the beginning of every title.
+        subject: what is predicted, used in titles.
         config: the class of its configurations, each with a ``method`` and a ``kind``.
-        names: what the tables call the methods, in their order.
+        names: the methods' names in tables, in order.
         columns: of the table: ``method``, the metrics, ``ms``.
-        reported: the examples that are reported on, in words; ``held_out``: those set aside to choose on.
-        alike: options in which all runs of a table must agree.
+        reported: description of the reported examples; ``held_out``: of those the checkpoint is chosen on.
+        alike: options that must be equal in all runs of a table.
         lead: the first paragraph of the report.
         answer_columns: of the table of several answers, where the task has one.
-        demo_seeds, demo_data: what the recipe ``demo`` is trained on, and how often.
+        demo_seeds, demo_data: seeds of the recipe ``demo`` and description of its data.
         variants: what an ablation compares with a recipe, by name: the options that differ.
     """
 
@@ -82,7 +82,7 @@ class Benchmark(ABC, Generic[C]):
 
     @abstractmethod
     def source(self, config: C) -> str:
-        """The data of a configuration, in words."""
+        """Description of a configuration's data."""
 
     def suffix(self, config: C) -> str:
         """What a row's name says of the configuration beside the method and its kind."""
@@ -93,11 +93,11 @@ class Benchmark(ABC, Generic[C]):
         return []
 
     def reference(self, runs: Sequence[Run[C]]) -> list[dict[str, Any]]:
-        """Further rows of the table, of what is not trained."""
+        """Further rows of the table: methods without training."""
         return []
 
     def notes(self, config: C) -> list[str]:
-        """What is said below the table."""
+        """The notes below the table."""
         return []
 
     def remarks(self, scores: Row) -> list[str]:
@@ -105,7 +105,7 @@ class Benchmark(ABC, Generic[C]):
         return []
 
     def panels(self, runs: Sequence[Run[C]], table: Table) -> list[Panel]:
-        """The figures of the report, beside the convergence of all tasks."""
+        """The task's figures of the report, in addition to convergence."""
         return []
 
     def explorer(self, run: Run[C]) -> Explorer | None:
@@ -113,16 +113,16 @@ class Benchmark(ABC, Generic[C]):
         return None
 
     def findings(self, table: Table) -> list[str]:
-        """What the table says, in sentences."""
+        """The findings of the table, as sentences."""
         return []
 
     # ----------------------------------------------------------------------------------------- new data
 
-    column: ClassVar[str] = "features"  # what a file of many arrays calls the examples
+    column: ClassVar[str] = "features"  # key of the examples in a file of several arrays
     rank: ClassVar[int] = 2  # dimensions of an example
 
     def build(self, config: C, weights: Mapping[str, Tensor]) -> Any:
-        """An untrained `SelectionModel` that the weights fit; by default it takes the task's data to build it."""
+        """An untrained `SelectionModel` for the weights; by default built with the task's data."""
         return self.make_task(config).build(pretrained=False)
 
     def read_examples(self, path: Path, column: str, limit: int | None) -> list[Tensor]:
@@ -138,7 +138,7 @@ class Benchmark(ABC, Generic[C]):
         return None
 
     def answers(self, prediction: Any) -> dict[str, Tensor]:
-        """What is told of a prediction, a row an example."""
+        """The outputs of a prediction, one row per example."""
         names = ("indices", "lengths", "log_prob", "step_log_prob")
         return {name: value for name in names if (value := getattr(prediction, name)) is not None}
 
@@ -159,7 +159,7 @@ class Benchmark(ABC, Generic[C]):
 
     @property
     def rules(self) -> dict[str, str]:
-        """On what a checkpoint may be chosen."""
+        """The data that a checkpoint may be chosen on."""
         return {"reported": self.reported, "held-out": self.held_out}
 
     def read(self, path: str | Path) -> Run[C]:
@@ -179,10 +179,10 @@ class Benchmark(ABC, Generic[C]):
     # ------------------------------------------------------------------------------------------- scores
 
     def by_rule(self, run: Run[C]) -> dict[str, dict[str, Any]]:
-        """Metrics, epoch and knob on what is reported, under every rule the run's history allows.
+        """Metrics, epoch and knob on the reported examples, for every selection rule the history allows.
 
-        Of a run that chose on what it reports, as in the paper, there is one. With something held out both are known,
-        unless the run tuned its knob: then its best knob on what is reported is not.
+        A run whose checkpoint was chosen on the reported examples, as in the paper, has one rule. With held-out
+        examples there are both, unless the run tuned its knob, whose best value on the reported ones is unknown.
         """
         records = [{"knob": None, **record["metrics"], "epoch": record["epoch"]} for record in run.history]
         metric = run.state["metric"]
@@ -197,7 +197,7 @@ class Benchmark(ABC, Generic[C]):
         return rules
 
     def _best(self, records: Sequence[Row], metric: str, chosen: str, shown: str) -> dict[str, Any]:
-        """The metrics with the prefix ``shown`` at the epoch that is best by those with the prefix ``chosen``."""
+        """The metrics prefixed ``shown`` at the best epoch by those prefixed ``chosen``."""
         sign = 1 if self.score(metric).best == "max" else -1
         finite = [record for record in records if record[chosen + metric] is not None] or records[:1]
         best = max(finite, key=lambda record: sign * (record[chosen + metric] or 0.0))
@@ -209,7 +209,7 @@ class Benchmark(ABC, Generic[C]):
         return next(column for column in self.columns if column.name == name)
 
     def table(self, paths: Sequence[str | Path], rules: Sequence[str] = ()) -> Table:
-        """All methods among the runs: mean ± std over seeds, a section a rule, the published rows beside."""
+        """All methods among the runs: mean ± std over seeds, one section per rule, with the published rows."""
         runs = [self.read(path) for path in paths]
         unknown = [rule for rule in rules if rule not in self.rules]
         if unknown:
@@ -261,9 +261,9 @@ class Benchmark(ABC, Generic[C]):
         return groups
 
     def _kinds(self, method: str, runs: Sequence[Run[C]]) -> dict[str, tuple[str, ...]]:
-        """The rows of a method and the kinds of interaction in each: with several kinds, a row for every one.
+        """The rows of a method and the interaction kinds of each: with several kinds, one row per kind.
 
-        Beside ``lowrank``, the paper's, a single other kind keeps the method's plain name.
+        If the kinds are ``lowrank``, the paper's, and one other, the other keeps the method's plain name.
         """
         name, kinds = self.names[method], sorted({_kind(run) for run in runs if _method(run) == method})
         if len(kinds) < 2 or method != "cpl":
@@ -272,7 +272,7 @@ class Benchmark(ABC, Generic[C]):
         return {name if alone and kind != "lowrank" else f"{name} ({kind})": (kind,) for kind in kinds}
 
     def chosen_on(self, run: Run[C]) -> str:
-        """What the best checkpoint of a run was chosen on, in words."""
+        """Description of the data that the best checkpoint was chosen on."""
         held_out = f"reported_{run.state['metric']}" in run.state["best"]["metrics"]
         return self.held_out if held_out else self.reported
 
@@ -352,11 +352,11 @@ class Benchmark(ABC, Generic[C]):
         examples: int = 100,
         precision: str = "32-true",
     ) -> Table:
-        """Milliseconds an example of encoder, decoding and the whole, for runs and for untrained models of ``configs``.
+        """Milliseconds per example of encoder, decoding and both, for runs and for untrained models of ``configs``.
 
         A round predicts ``examples`` inputs one at a time, or one larger batch. The pointer is timed with its cache
-        and, as in the paper, recomputing everything at each step. With a ``precision`` below float32, the share of what
-        is reported on whose selection is the same as in float32.
+        and, as in the paper, recomputing everything at each step. With a ``precision`` below float32, also the
+        share of reported examples whose selection is the same as in float32.
         """
         check_choice("precision", precision, tuple(timing.PRECISIONS))
         for name, count in (*(("batches", batch) for batch in batches), ("repeats", repeats), ("examples", examples)):
@@ -419,7 +419,7 @@ class Benchmark(ABC, Generic[C]):
         page.save(out)
 
     def _convergence(self, runs: Sequence[Run[C]], table: Table) -> list[Panel]:
-        """The metric that chooses over the epochs, of the methods that select step by step."""
+        """The selection metric over the epochs, of the stepwise methods."""
         metric, measured = runs[0].state["metric"], runs[0].history[0]["metrics"]
         rows = {row["method"]: row for row in table.rows if row.get("epoch")}  # of several rules, the last
         shown = f"reported_{metric}" in measured or table.rows[-1]["rule"] == self.reported
@@ -445,13 +445,13 @@ class Benchmark(ABC, Generic[C]):
         """Train all methods by the recipe ``demo``, compare them, write ``table.json`` and the report into ``out``."""
         out = Path(out)
         base = read_recipe(self.config, self.package, "demo")
-        # The longest first, so that none is left over at the end.
+        # The longest first, for a balanced load.
         planned = plan(base, reversed(list(self.names)), self.demo_seeds, out)
         times = f" × {len(self.demo_seeds)} seeds" if len(self.demo_seeds) > 1 else ""
         say(f"Training {len(self.names)} methods{times} on {self.demo_data}, in {out}")
         complete(planned, self.make_task, train=True, jobs=min(os.cpu_count() or 1, 6))
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # one example at a time is too little work to share
+        torch.set_num_threads(1)  # at batch size 1 more threads do not help
         try:
             say(f"Comparing them on {self.reported} …")
             table = self.table(list(planned), ["held-out"])
@@ -463,7 +463,7 @@ class Benchmark(ABC, Generic[C]):
 
 
 def against_pointer(pointer: Row, cpl: Row, score: Column) -> str:
-    """How the pointer compares, in a sentence."""
+    """A sentence comparing the pointer with CPL."""
     said = f"The autoregressive pointer reaches {score.cell(pointer)}"
     if pointer.get("ms") and cpl.get("ms"):  # runs without their weights have no times
         said += f" and takes {pointer['ms'] / cpl['ms']:.1f}× as long to predict"
@@ -471,7 +471,7 @@ def against_pointer(pointer: Row, cpl: Row, score: Column) -> str:
 
 
 def _curve(runs: Sequence[Run[Any]], key: str, chosen: Sequence[int], value: float | None) -> plots.Curve:
-    """A metric over the epochs that all runs have; the star at the ``chosen`` epochs' mean and ``value``, or theirs."""
+    """A metric over the epochs common to all runs, and the mean of the ``chosen`` epochs with ``value``."""
     series = [{record["epoch"]: record["metrics"][key] for record in run.history} for run in runs]
     epochs = sorted(set.intersection(*map(set, series)))
     if value is None:

@@ -1,4 +1,4 @@
-"""Figures of the paths task: scenes with their paths, and how CPL selects one."""
+"""Figures of the paths task: scenes with their paths, and the decoding steps of CPL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STRATA = {"min_ade_n1": "1", "min_ade_n2": "2", "min_ade_n3": "3", "min_ade_n4pl
 
 
 def example_scenes(scenes: Scenes, mix: Sequence[int] = MIX) -> list[int]:
-    """The first scenes with as many valid paths as ``mix`` asks for; where there are none, those with the next most."""
+    """The first scenes with the numbers of valid paths in ``mix``, or else with the next larger number."""
     counts = np.minimum(scenes.counts, max(mix))
     found: list[int] = []
     for wanted in mix:
@@ -36,7 +36,7 @@ def example_scenes(scenes: Scenes, mix: Sequence[int] = MIX) -> list[int]:
 
 
 def faint(image: Image, strength: float = 0.45) -> Image:
-    """A scene's picture, mixed with white."""
+    """A scene's image, blended with white."""
     palette: Image = (255 - strength * (255.0 - PALETTE)).round().astype(np.uint8)
     return palette[image]
 
@@ -50,7 +50,7 @@ def all_paths(scenes: Scenes) -> list[plots.Scene]:
 
 
 def scene_rows(models: Mapping[str, PathsModel], scenes: Scenes) -> dict[str, list[plots.Scene]]:
-    """All valid paths of the scenes, and below them what each model selects, with its distance to the nearest."""
+    """All valid paths of the scenes, and below them each model's selection with its distance to the nearest."""
     rows = {"All valid paths": all_paths(scenes)}
     for method, model in models.items():
         device = model.corners.device
@@ -75,7 +75,7 @@ def valid_paths(paths: Any, lengths: Any) -> list[Any]:
 
 
 def decoding(model: PathsModel, image: Image) -> plots.Decoding:
-    """What a model that selects step by step picks from an image, and what it thought of the road after every pick."""
+    """The picks of a stepwise model from an image, with its probabilities after every pick."""
     batch = torch.from_numpy(image).unsqueeze(0).to(model.corners.device)
     with torch.inference_mode():
         encoded = model.encode(batch)
@@ -106,7 +106,7 @@ def scene_page(model: PathsModel, image: torch.Tensor, knob: float | None, title
 
 
 def fork(points: Any, paths: Sequence[Any]) -> int:
-    """How many of the points come before the first that lies off some valid path, by a cell and a half."""
+    """The number of points before the first that is more than 1.5 cells off some valid path."""
     for i, point in enumerate(points):
         if any(np.hypot(*(path - point).T).min() > 1.5 * CELL for path in paths):
             return i
@@ -114,7 +114,7 @@ def fork(points: Any, paths: Sequence[Any]) -> int:
 
 
 def key_steps(count: int, parting: int) -> list[int]:
-    """Six numbers of picks worth a look: the beginning, around the parting of the ways, the end."""
+    """Six numbers of picks to show: at the beginning, around the fork, at the end."""
     wanted = (0, parting - 2, parting, parting + 2, (parting + 2 + count) // 2, count)
     return sorted({min(max(step, 0), count) for step in wanted})
 

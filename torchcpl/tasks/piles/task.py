@@ -1,4 +1,4 @@
-"""Piles: a model of distances, trained on many kinds of vectors, tested on classes and whole sets it never saw."""
+"""Piles: a model of distances, trained on many datasets, tested on unseen classes and datasets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from torchcpl.train import device_of
 METHODS = {"cpl": "CPL"}
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
 OWN_STEPS = 18  # of the model's own picks
-BEYOND = 4  # contexts in which all is covered and more was picked
+BEYOND = 4  # contexts beyond full coverage
 SHIFTS = tuple(round(-2.5 + 0.1 * i, 1) for i in range(31))  # of the stop's logit, to choose from
 
 
@@ -142,7 +142,7 @@ def pair_loss(same: Tensor, labels: Tensor) -> Tensor:
 
 
 class PilesModel(SelectionModel):
-    """``model(batch)`` is the loss; ``model.net`` the selector itself, whose potentials are all there is to encode."""
+    """``model(batch)`` returns the loss; ``model.net`` is the selector, whose potentials are the encoding."""
 
     def __init__(self, config: PilesConfig) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class Ahead:
 
 
 class PilesTask:
-    """What the training loop needs: a model, batches by number, and validation."""
+    """The task: a model, batches by step number, and validation."""
 
     ordered = False
     metric = "clu_f1"

@@ -1,4 +1,4 @@
-"""The subsets task as the command line knows it."""
+"""The benchmark of the subsets task."""
 
 from __future__ import annotations
 

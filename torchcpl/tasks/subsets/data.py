@@ -20,8 +20,8 @@ from torchcpl.files import extra, read_npz, track, write_atomic
 from torchcpl.tasks.subsets.cifar import LAYOUTS, read_cifar
 
 SOURCES = ("digits", "cifar100", "cifar10")
-TEST_FRACTION, SPLIT_SEED = 0.2, 0  # for sources that come without a test split
-EMBEDDING = "resnet18 224 bilinear float32"  # part of the cache key: what is done to an image
+TEST_FRACTION, SPLIT_SEED = 0.2, 0  # for sources without a test split
+EMBEDDING = "resnet18 224 bilinear float32"  # part of the cache key: the preprocessing
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Features:
         train, test: (M, d) float32.
         train_labels, test_labels: (M,) long, index into ``class_names``.
         class_names: the name of each class.
-        images: (n, H, W) or (n, H, W, 3) uint8 images of some test rows, for pictures.
+        images: (n, H, W) or (n, H, W, 3) uint8 images of some test rows, for figures.
         image_rows: (n,) long, the row in ``test`` of each image.
     """
 
@@ -161,7 +161,7 @@ def _divide(
     seed: int = SPLIT_SEED,
     images: Tensor | None = None,
 ) -> Features:
-    """Two splits: round(fraction · size) rows of each class, never all or none, are the test."""
+    """Train and test splits: round(fraction · size) rows of each class, at least one and not all, are the test."""
     if not 0 < fraction < 1:
         raise ValueError(f"fraction: expected a number between 0 and 1, got {fraction!r}")
     generator = torch.Generator().manual_seed(seed)
@@ -252,7 +252,7 @@ def read_bags(path: Path, column: str) -> list[Tensor]:
 def _encode_labels(
     path: Path, given: dict[str, NDArray[Any]], names: NDArray[Any] | None
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Labels as indices into the class names: into ``names``, or into the distinct labels themselves."""
+    """Labels as indices into ``names``, or into the sorted distinct labels."""
     whole = all(part.dtype.kind in "iu" for part in given.values())
     if names is not None:
         if names.ndim != 1 or names.dtype.kind not in "US" or not whole:
@@ -331,7 +331,7 @@ def _embed(images: Tensor, net: ResNet18, batch_size: int, title: str | None) ->
 
 
 def _content_key(files: list[Path]) -> str:
-    """A hash of what is in the files, in this order, and of what is done to them."""
+    """A hash of the files' contents, in this order, and of the preprocessing."""
     key = hashlib.sha256(EMBEDDING.encode())
     for path in files:
         digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Figures of the subsets task: what CPL does with a bag, and how the methods trade recall for precision."""
+"""Figures of the subsets task: the steps of CPL on a bag, and precision–recall curves."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from torchcpl.tasks.subsets.bags import Bags, BagSampler, fixed_bags
 from torchcpl.tasks.subsets.task import METHODS, REFERENCE, SubsetsModel, SubsetsTask
 
 COLOURS = {name: plots.METHODS[method] for method, name in METHODS.items()} | {REFERENCE: plots.PALETTE[8]}
-SWEEP_BAGS = 200  # bags behind the precision–recall curves
-LOOKED_AT = 64  # bags among which those to show are found
-CLUSTERS = 5  # of a bag that is shown, or as near as there is
+SWEEP_BAGS = 200  # bags of the precision–recall curves
+LOOKED_AT = 64  # bags to choose the shown ones from
+CLUSTERS = 5  # classes of a shown bag, or the nearest number
 
 
 class Trace:
-    """One bag, what a model with potentials picks from it, and its view at every step."""
+    """One bag, the picks of a model with potentials, and its probabilities at every step."""
 
     def __init__(self, model: SubsetsModel, bag: Bags, knob: float | None) -> None:
         self.size = int(bag.mask.sum())  # padding comes last
@@ -51,7 +51,7 @@ class Trace:
 def example_bags(task: SubsetsTask, model: SubsetsModel, knob: float | None) -> tuple[list[Bags], float]:
     """The first test bag that is solved and the first that is not, where there is one; the share that is solved.
 
-    They have `CLUSTERS` classes, or as near as there is, and are drawn from the rows with images where there are any.
+    They have `CLUSTERS` classes, or the nearest number, and are drawn from the rows with images if there are any.
     """
     features = task.features
     rows = features.image_rows if features.image_rows is not None else torch.arange(len(features.test))
@@ -64,7 +64,7 @@ def example_bags(task: SubsetsTask, model: SubsetsModel, knob: float | None) -> 
 
 
 def project(features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Features (N, d) in the plane, by t-SNE."""
+    """t-SNE of features (N, d), (N, 2)."""
     with extra():
         from sklearn.manifold import TSNE
 
@@ -74,7 +74,7 @@ def project(features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def bag_panels(task: SubsetsTask, model: SubsetsModel, knob: float | None) -> list[Panel]:
-    """What CPL does with a bag that it solves and, step by step, with one that it does not."""
+    """Figures of a bag that CPL solves and, step by step, of one that it does not."""
     (bags, share), names = example_bags(task, model, knob), task.features.class_names
     traces = [Trace(model, bag, knob) for bag in bags]
     shown = [_steps(trace, names, share) for trace in traces]
@@ -157,7 +157,7 @@ def trade(task: SubsetsTask, model: SubsetsModel, knob: float) -> plots.Trade:
     knobs = sorted({*model.method.knobs[:: 2 if isinstance(model.method, Stepwise) else 1], knob})
     scores = task.evaluate(model, bags, tuple(knobs))
     pairs = np.array([[scores[value]["clu_rec"], scores[value]["clu_prec"]] for value in knobs])
-    pairs = pairs[pairs[:, 0] > 0]  # where nothing is picked there is no precision to show
+    pairs = pairs[pairs[:, 0] > 0]  # without picks precision is undefined
     return plots.Trade(pairs[:, 0], pairs[:, 1], (scores[knob]["clu_rec"], scores[knob]["clu_prec"]))
 
 

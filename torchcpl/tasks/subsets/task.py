@@ -104,9 +104,9 @@ class SubsetsConfig(TrainConfig):
 
 
 class SubsetsModel(SelectionModel):
-    """Encoder and method. ``model(bags)`` is the loss, ``model.select(bags)`` the selection."""
+    """Encoder and method. ``model(bags)`` returns the loss, ``model.select(bags)`` the selection."""
 
-    paired = True  # items of a class score almost alike: which of them is picked hangs on the ninth digit
+    paired = True  # items of a class have almost equal scores: which one is picked depends on rounding
 
     shift: Tensor
     scale: Tensor
@@ -117,7 +117,7 @@ class SubsetsModel(SelectionModel):
         shift, scale = torch.zeros(width), torch.ones(width)
         if config.standardise or config.distances != "none":
             shift, deviation = train.mean(0), train.std(0)
-            scale = deviation.where(deviation > 1e-6, 1.0)  # a constant feature stays small where it is not constant
+            scale = deviation.where(deviation > 1e-6, 1.0)  # a constant feature is not scaled
         self.register_buffer("shift", shift)
         self.register_buffer("scale", scale)
         bridge = config.projection or width != config.dim
@@ -158,7 +158,7 @@ class SubsetsModel(SelectionModel):
         return {"loss": self.method.loss(features, bags.mask, assigned)}
 
     def decode(self, features: Encoded, inputs: Bags, knob: float | None = None) -> Selection:
-        """What the method selects from bags, given their encoded items."""
+        """The selection of the method from encoded bags."""
         return self.method.select(features, inputs.mask, self.max_len, knob)
 
     def answers(self, features: Encoded, inputs: Bags, knobs: tuple[float, ...]) -> list[Tensor]:
@@ -192,7 +192,7 @@ def build_method(config: SubsetsConfig) -> Method:
 
 
 class SubsetsTask:
-    """What the training loop needs: a model, batches by number, and validation."""
+    """The task: a model, batches by step number, and validation."""
 
     ordered = False  # whether the order of the picks matters
     metric = "clu_f1"
@@ -209,7 +209,7 @@ class SubsetsTask:
         self.protocol = BagProtocol(
             config.min_classes, config.max_classes, config.min_per_class, config.max_per_class, config.max_items
         )
-        # What is trained on, what choices are made on, and what is reported.
+        # Training, selection and reported data.
         seen = features
         if config.held_out > 0 and config.split == "classes":
             rows, labels = features.train, features.train_labels
@@ -232,7 +232,7 @@ class SubsetsTask:
 
     @property
     def capturable(self) -> bool:
-        return self.config.method != "hungarian"  # whose assignment is found on the host
+        return self.config.method != "hungarian"  # its assignment is solved on the host
 
     def build(self, pretrained: bool = True) -> SubsetsModel:
         sizes = self.sampler.labels.unique(return_counts=True)[1]
@@ -244,12 +244,12 @@ class SubsetsTask:
         return SubsetsModel(self.config, self.sampler.features.cpu())
 
     def batch(self, step: int) -> Bags:
-        # A fresh stream for every step, well apart for neighbouring seeds: resuming needs only the number.
+        # A fresh random stream for every step, so that resuming needs only the step number.
         self.generator.manual_seed(self.config.seed * 1_000_003 + step)
         return self.sampler.sample(self.config.batch_size, self.generator)
 
     def validate(self, model: SubsetsModel) -> dict[str, float]:
-        """The columns at the best knob on the bags choices are made on, and at that knob on the reported bags.
+        """The metrics at the best knob on the selection bags, and at that knob on the reported bags.
 
         With ``held_out`` the latter are ``reported_…``; ``best_…`` are at the knob that is best on the reported bags.
         """
@@ -263,7 +263,7 @@ class SubsetsTask:
             knob = max(scores, key=lambda value: -scores[value]["card_err"] if by_count else scores[value]["clu_f1"])
         found = {**scores[knob], "knob": knob, **fitted}
         if self.chosen_on is not self.reported:
-            # What the paper does, choosing on the reported bags, is given beside it, unless the recipe tunes more.
+            # Also the paper's protocol, selection on the reported bags, unless the recipe tunes more.
             knobs = (knob,) if calibrate else self.knobs(model)
             scores = self.evaluate(model, self.reported, knobs)
             found.update({f"reported_{name}": value for name, value in scores[knob].items()})
@@ -303,7 +303,7 @@ class SubsetsTask:
             for row, picks in enumerate(model.answers(encoded, part, knobs)):
                 scores = cluster_scores(picks, part.labels)
                 totals[row] += torch.stack([scores[name].sum() for name in COLUMNS])
-        means = (totals / len(bags)).tolist()  # read at once, as each read waits for the device
+        means = (totals / len(bags)).tolist()  # read back once, as each read synchronises
         return {knob: dict(zip(COLUMNS, row, strict=True)) for knob, row in zip(knobs, means, strict=True)}
 
     def report(self, model: SubsetsModel, knob: float | None = None) -> dict[str, float]:
@@ -330,7 +330,7 @@ class SubsetsTask:
         return list(itertools.islice(self.reported.split(batch), limit))
 
     def evaluate_kmeans(self, bags: Bags, seed: int = 0) -> dict[str, float]:
-        """The reference: k-Means on the frozen features, told how many classes each bag holds."""
+        """The reference: k-Means on the frozen features, given the number of classes of each bag."""
         generator = torch.Generator(device=bags.features.device).manual_seed(seed)
         k = (bags.target >= 0).sum(-1)
         picks = kmeans(bags.features, bags.mask, k, generator=generator).indices
