@@ -28,14 +28,15 @@ from torch import Tensor, nn
 
 import torchcpl as cpl
 from bench.timing import CUDA, DEVICE, NAMES, Work, graphed, peak, timed
-from torchcpl import inference
+from torchcpl import head, inference
 from torchcpl.constraints import Rules
 from torchcpl.encoders import norm, resnet
 from torchcpl.files import write_json
-from torchcpl.kernels import dispatch, nll_triton, use
+from torchcpl.kernels import dispatch, greedy_triton, nll_triton, use
 from torchcpl.kernels.greedy_plan import plan
 from torchcpl.kernels.pairs import plain_pairs
 from torchcpl.provenance import run_info
+from torchcpl.tasks.paths import task as paths_task
 from torchcpl.tasks.paths.task import PathBatch, PathsConfig, PathsModel
 from torchcpl.tasks.subsets.bags import Bags
 from torchcpl.tasks.subsets.data import load_source
@@ -107,7 +108,7 @@ def tests_of(name: str) -> int:
 
 KERNELS = "torchcpl/kernels"
 GREEDY, GREEDY_TESTS = f"{KERNELS}/greedy_triton.py", "tests/kernels/test_greedy_triton.py"
-LOSS = [f"{KERNELS}/{name}_triton.py" for name in ("nll", "nll_forward", "nll_backward")]
+LOSS = [f"{KERNELS}/{name}_triton.py" for name in ("nll", "nll_forward", "nll_backward", "nll_contexts")]
 LOSS_TESTS = "tests/kernels/test_nll_triton.py"
 NORM_TESTS, PAIRS_TESTS = "tests/encoders/test_norm_triton.py", "tests/kernels/test_pairs_triton.py"
 # Lines of the package, and lines and number of the tests, of every mechanism.
@@ -118,6 +119,7 @@ EXTENT: dict[str, Callable[[], tuple[int, int, int]]] = {
     "greedy, drawn": lambda: (lines_of(GREEDY, "_gumbel"), 0, 0),
     "loss": lambda: (sum(map(lines_of, LOSS)), lines_of(LOSS_TESTS), tests_of(LOSS_TESTS)),
     "loss: candidates split": lambda: (lines_of(LOSS[1], "nll_combine", "share_of", "hand_in"), 0, 0),
+    "streams": lambda: (lines_of(f"{KERNELS}/streams.py"), 0, 2),
     "batch normalisation": lambda: (
         lines_of("torchcpl/encoders/norm_triton.py") + lines_of("torchcpl/encoders/norm.py"),
         lines_of(NORM_TESTS),
@@ -208,6 +210,9 @@ def predicting(select: Callable[[Any], Any], given: Any, dtype: torch.dtype) -> 
 OFF = "turned off"
 NO_GREEDY: Change = (dispatch, "decode_obstacle", lambda *_: OFF)
 NO_LOSS: Change = (dispatch, "loss_obstacle", lambda *_, **__: OFF)
+ONE_BY_ONE: list[Change] = [
+    (module, "side_by_side", lambda *works: [work() for work in works]) for module in (head, greedy_triton, paths_task)
+]
 NO_NORM: Change = (norm.BatchNorm, "_obstacle", lambda *_: OFF)
 
 
@@ -239,6 +244,7 @@ def bench_predictions(table: Table, sizes: Sizes) -> None:
             whole = f"predict paths, batch {batch}, {NAMES[dtype]}"
             make = predicting(ours.select, images, dtype)
             table.compare("greedy, block", whole, make, NO_GREEDY)
+            table.compare("streams", whole, make, *ONE_BY_ONE, without="one after the other")
             table.compare("batch normalisation", whole, make, NO_NORM, without="native_batch_norm")
             cudnn: Change = (norm.BatchNorm, "forward", cudnn_norm)
             table.compare("batch normalisation", whole, make, cudnn, without="nn.BatchNorm2d (cuDNN)")
@@ -247,6 +253,7 @@ def bench_predictions(table: Table, sizes: Sizes) -> None:
             whole = f"predict paths (recent), batch {batch}, {NAMES[dtype]}"
             make = predicting(recent.select, images, dtype)
             table.compare("greedy, block", whole, make, NO_GREEDY)
+            table.compare("streams", whole, make, *ONE_BY_ONE, without="one after the other")
         for kind in ("lowrank", "coverage"):
             model = subsets_model(kind=kind)
             for batch in sizes.subsets:
