@@ -10,10 +10,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from torchcpl.checks import describe
 from torchcpl.encoders.distances import distances
-from torchcpl.tables import Column
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.piles.data import Bags
 from torchcpl.tasks.piles.task import METHODS, PilesConfig, PilesModel, PilesTask
+from torchcpl.tasks.subsets.benchmark import CLUSTER_COLUMNS
 from torchcpl.tasks.subsets.data import read_bags
 
 
@@ -22,14 +22,7 @@ class PilesBenchmark(Benchmark[PilesConfig]):
     subject = "Representatives of unseen piles"
     config = PilesConfig
     names = METHODS
-    columns = (
-        Column("method", "Method"),
-        Column("clu_rec", "CluRec", 3, "max", share=True),
-        Column("clu_prec", "CluPrec", 3, "max", share=True),
-        Column("clu_f1", "CluF1", 3, "max", share=True),
-        Column("card_err", "CardErr", 2, "min"),
-        Column("ms", "ms", 2, "min"),
-    )
+    columns = CLUSTER_COLUMNS
     reported = "unseen classes and sets"
     held_out = "new items of the classes trained on"
     alike = ("source", "leave_out", "validation_bags")

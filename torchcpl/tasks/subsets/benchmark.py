@@ -28,6 +28,14 @@ from torchcpl.tasks.subsets.data import Features, load_source, read_bags
 from torchcpl.tasks.subsets.task import COLUMNS, METHODS, REFERENCE, SubsetsConfig, SubsetsModel, SubsetsTask
 from torchcpl.train import device_of
 
+CLUSTER_COLUMNS = (
+    Column("method", "Method"),
+    Column("clu_rec", "CluRec", 3, "max", share=True),
+    Column("clu_prec", "CluPrec", 3, "max", share=True),
+    Column("clu_f1", "CluF1", 3, "max", share=True),
+    Column("card_err", "CardErr", 2, "min"),
+    Column("ms", "ms", 2, "min"),
+)
 # The paper's table 2: CIFAR-100, one A100, batch 1.
 PUBLISHED = [
     dict(zip(("method", *COLUMNS, "ms", "ms_std"), row, strict=True))
@@ -51,14 +59,7 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
     subject = "Representative subsets"
     config = SubsetsConfig
     names = METHODS
-    columns = (
-        Column("method", "Method"),
-        Column("clu_rec", "CluRec", 3, "max", share=True),
-        Column("clu_prec", "CluPrec", 3, "max", share=True),
-        Column("clu_f1", "CluF1", 3, "max", share=True),
-        Column("card_err", "CardErr", 2, "min"),
-        Column("ms", "ms", 2, "min"),
-    )
+    columns = CLUSTER_COLUMNS
     reported = "reported bags"
     held_out = "held-out training bags"
     alike = ("source", "split", "split_seed", "held_out", "validation_bags", *(f.name for f in fields(BagProtocol)))
