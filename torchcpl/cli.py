@@ -27,6 +27,8 @@ from torchcpl.select import METRICS
 from torchcpl.select import select as select_rows
 from torchcpl.sheet import copy_picks, describe_picks, write_explorer, write_sheet
 from torchcpl.tables import Column, Table
+from torchcpl.tasks.ablation import ablate as compare_variants
+from torchcpl.tasks.ablation import read_variants
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.paths.benchmark import make_scenes
 from torchcpl.tasks.paths.task import SPLITS, PathsConfig
@@ -164,6 +166,22 @@ def report(options: argparse.Namespace) -> None:
         _say(f"Explorer: {options.explore}  (open it in a browser)")
 
 
+def ablate(options: argparse.Namespace) -> None:
+    benchmark = TASKS[options.task]
+    base = _config(benchmark, options)
+    if hasattr(options, "seed"):
+        raise ValueError("--seed: an ablation has several, expected --seeds")
+    variants = read_variants(options.variants) if options.variants else benchmark.variants
+    unknown = [name for name in options.only or () if name not in variants]
+    if unknown:
+        raise ValueError(f"--only: expected some of {', '.join(variants)}, got {unknown[0]!r}")
+    chosen = {name: variants[name] for name in options.only or variants}
+    folder = options.folder or Path("runs") / f"ablate-{options.task}"
+    results = compare_variants(benchmark, base, chosen, options.seeds, folder, options.jobs)
+    _show(results, options.out or folder / "table.json", options)
+    _note(f"figure: {folder / 'ablation.svg'}")
+
+
 def demo(options: argparse.Namespace) -> None:
     out = options.out or Path("runs") / ("demo" if options.task == DEMO else f"demo-{options.task}")
     say = _note if options.json else _say
@@ -257,8 +275,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="show the versions and the device, and exit")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for add in (
-        _add_train, _add_evaluate, _add_predict, _add_select, _add_table, _add_bench, _add_report, _add_demo, _add_toy,
-        _add_scenes,
+        _add_train, _add_evaluate, _add_predict, _add_select, _add_table, _add_ablate, _add_bench, _add_report,
+        _add_demo, _add_toy, _add_scenes,
     ):  # fmt: skip
         add(verbs)
     _add_completion(verbs)
@@ -330,6 +348,27 @@ def _add_table(verbs: Any) -> None:
         sub.add_argument("--rule", nargs="+", choices=tuple(benchmark.rules), help=said)
         _add_output(sub)
         _add_config(sub, benchmark)
+
+
+def _add_ablate(verbs: Any) -> None:
+    for name, benchmark, sub in _verb(verbs, "ablate", ablate, "compare variants of a recipe under one budget"):
+        sub.epilog = (
+            f"variants: {', '.join(benchmark.variants)}\n\n"
+            "Each is trained as the recipe says but for the options it changes, for every seed. Finished runs are\n"
+            "kept, so that a second call goes on. The table has scores and the cost of decoding and of training.\n"
+            'A FILE of variants has a table for each:  ["no dropout"]  dropout = 0.0\n\n'
+            f"examples:\n  torchcpl ablate {name} --recipe {SMALL} --epochs 2 --seeds 0 1 --jobs 2\n"
+            f"  torchcpl ablate {name} --recipe {SMALL} --only {next(iter(benchmark.variants))!r}\n"
+            f"  torchcpl ablate {name} --recipe {SMALL} --variants mine.toml --runs runs/mine --out results/mine.json"
+        )
+        sub.add_argument("--variants", type=Path, metavar="FILE", help="variants in a TOML file (default: those below)")
+        sub.add_argument("--only", nargs="+", metavar="NAME", help="some of the variants, beside the base")
+        sub.add_argument("--seeds", nargs="+", type=int, default=[0], help="default: 0")
+        sub.add_argument("--jobs", type=int, default=1, help="runs to train side by side (default: 1)")
+        said = f"where the runs are or go (default: runs/ablate-{name})"
+        sub.add_argument("--runs", dest="folder", type=Path, metavar="DIR", help=said)
+        _add_output(sub, "JSON file to write (default: table.json in DIR)")
+        _add_config(sub, benchmark, "the base")
 
 
 def _add_bench(verbs: Any) -> None:
@@ -458,6 +497,8 @@ def _verb(verbs: Any, verb: str, run: Callable[[argparse.Namespace], None], help
     parser = verbs.add_parser(verb, help=help, description=help[0].upper() + help[1:] + ".")
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True, dest="task")
     for name, benchmark in TASKS.items():
+        if verb == "ablate" and not benchmark.variants:
+            continue
         said = f"{help[0].upper() + help[1:]}. Task: {benchmark.summary}."
         sub = tasks.add_parser(name, help=benchmark.summary, description=said)
         yield name, benchmark, sub

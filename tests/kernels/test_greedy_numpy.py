@@ -12,7 +12,7 @@ from torch import Tensor
 import torchcpl as cpl
 from torchcpl.kernels import greedy_numpy, use
 
-KINDS = ("dense", "lowrank", "coverage", "recent")
+KINDS = ("dense", "lowrank", "coverage", "dense coverage", "recent")
 
 
 def potentials(
@@ -24,6 +24,8 @@ def potentials(
     interaction: cpl.Interaction
     if kind == "dense":
         interaction = cpl.Dense(draw(batch, n, n), draw(batch, n) if live else None)
+    elif kind == "dense coverage":
+        interaction = cpl.DenseCoverage(12 * draw(batch, n, n), draw(batch, n) if live else None)
     else:
         factors = [draw(batch, n, 3) for _ in range(4)]
         stop_key = draw(batch, 3) if live else None

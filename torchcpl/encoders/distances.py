@@ -160,7 +160,8 @@ def _projections(gram: Tensor, mask: Tensor, ridges: tuple[float, ...]) -> Tenso
     identity = torch.eye(gram.shape[-1], device=gram.device, dtype=torch.float64)
     factor, _ = torch.linalg.cholesky_ex(second.unsqueeze(1) + ridge * identity)
     half = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
-    projected = (identity - ridge * half.transpose(-1, -2) @ half) * (mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1)
+    pair = (mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1)
+    projected: Tensor = (identity - ridge * half.transpose(-1, -2) @ half) * pair
     return projected.float()
 
 
@@ -330,7 +331,9 @@ class DistanceModel(nn.Module):
         blocks = layers // 2
         self.heads = heads
         self.node = nn.Sequential(nn.Linear(NODE_FEATURES + 2 * len(RIDGES), dim), nn.GELU(), nn.Linear(dim, dim))
-        self.edge = nn.Sequential(nn.Linear(EDGE_FEATURES + len(RIDGES), 2 * edge), nn.ReLU(), nn.Linear(2 * edge, edge))
+        self.edge = nn.Sequential(
+            nn.Linear(EDGE_FEATURES + len(RIDGES), 2 * edge), nn.ReLU(), nn.Linear(2 * edge, edge)
+        )
         self.bias = nn.ModuleList(nn.Linear(edge, 2 * heads) for _ in range(blocks))
         self.layers = nn.ModuleList(_Layer(dim, heads) for _ in range(2 * blocks))
         self.updates = nn.ModuleList(_EdgeUpdate(dim, edge) for _ in range(blocks))

@@ -25,7 +25,7 @@ from torch import Tensor
 from torchcpl import functional
 from torchcpl.checks import check_choice
 from torchcpl.constraints import Rules
-from torchcpl.interactions import Coverage, Dense, LowRank, Recent
+from torchcpl.interactions import Coverage, Dense, DenseCoverage, LowRank, Recent
 from torchcpl.kernels import greedy_graph, greedy_numpy
 from torchcpl.kernels.greedy_plan import BUILD_LIMIT, LARGEST_BLOCK, buildable, plan
 from torchcpl.potentials import Potentials, Selection
@@ -153,10 +153,10 @@ def decode_obstacle(pot: Potentials, rules: Rules) -> str | None:
     interaction = pot.interaction
     if not isinstance(interaction, Dense | LowRank):
         kind = type(interaction).__name__
-        if not isinstance(interaction, Coverage | Recent):
+        if not isinstance(interaction, Coverage | DenseCoverage | Recent):
             return f"a {kind} interaction"
-        batch, n, _ = interaction.keys.shape
-        if n > LARGEST_BLOCK or 2 * batch * n * n * interaction.keys.element_size() > BUILD_LIMIT:
+        batch, n = interaction.shape
+        if n > LARGEST_BLOCK or 2 * batch * n * n * pot.unary.element_size() > BUILD_LIMIT:
             return f"a {kind} interaction between {n} candidates in {batch} rows"  # whose matrices would be too large
     if torch.compiler.is_compiling():  # or exporting
         return "torch.compile or torch.export"

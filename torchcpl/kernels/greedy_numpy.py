@@ -23,7 +23,7 @@ from torch import Tensor
 
 from torchcpl.constraints import Rules
 from torchcpl.functional import blame_nan
-from torchcpl.interactions import Coverage, Dense, Interaction, LowRank, Recent
+from torchcpl.interactions import Coverage, Dense, DenseCoverage, Interaction, LowRank, Recent
 from torchcpl.interactions.coverage import LARGEST
 from torchcpl.potentials import Potentials, Selection
 
@@ -35,7 +35,7 @@ GRAIN = 2**15  # numbers up to which torch works in one thread
 def obstacle(pot: Potentials, rules: Rules) -> str | None:
     """Why this twin cannot run; None when it can: on the CPU, all in float32 or float64, masks and length limits."""
     interaction = pot.interaction
-    if not isinstance(interaction, Dense | LowRank | Coverage | Recent):
+    if not isinstance(interaction, Dense | DenseCoverage | LowRank | Coverage | Recent):
         return f"a {type(interaction).__name__} interaction"
     if torch.compiler.is_compiling():
         return "torch.compile or torch.export"
@@ -236,6 +236,8 @@ def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[
                 scores[n] += stop[pick]
 
         return add
+    if isinstance(interaction, DenseCoverage):
+        return _dense_cover(interaction, row, scores)
     assert isinstance(interaction, LowRank | Coverage | Recent)
     keys, values = interaction.keys[row].detach().numpy(), interaction.values[row].detach().numpy()
     stop_key = None if interaction.stop_key is None else interaction.stop_key[row].detach().numpy()
@@ -267,6 +269,21 @@ def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[
         np.subtract(sums, np.log1p(covered), out=candidates)
 
     return add_cover
+
+
+def _dense_cover(interaction: DenseCoverage, row: int, scores: Array) -> Callable[[int], None]:
+    columns = interaction.cover[row].detach().numpy().T
+    stop = None if interaction.stop_row is None else interaction.stop_row[row].detach().numpy()
+    n, sums, covered = len(scores) - 1, scores[:-1].copy(), np.zeros_like(scores[:-1])
+
+    def add(pick: int) -> None:
+        sums[pick] = -np.inf
+        covered[:] += np.exp(np.minimum(columns[pick], LARGEST))
+        np.subtract(sums, np.log1p(covered), out=scores[:n])
+        if stop is not None:
+            scores[n] += stop[pick]
+
+    return add
 
 
 def _latest(

@@ -12,7 +12,7 @@ A step is a few reductions over N numbers, so launches and trips to the host wou
 
 A ``LowRank`` interaction is decoded factored, or as the dense W that one matrix product builds first, as
 ``greedy_plan`` says. ``Coverage`` and ``Recent`` are decoded in a block, beside W a second matrix that says what
-covers what, or what the latest pick adds.
+covers what, or what the latest pick adds; ``DenseCoverage`` has that one alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from torchcpl.checks import capturing
 from torchcpl.constraints import Rules
 from torchcpl.functional import blame_nan
-from torchcpl.interactions import Coverage, Dense, Recent
+from torchcpl.interactions import Coverage, Dense, DenseCoverage, Recent
 from torchcpl.interactions.base import without_autocast
 from torchcpl.interactions.coverage import LARGEST
 from torchcpl.kernels.greedy_plan import Plan
@@ -83,6 +83,9 @@ def _launch_dense(
     cover = last = last_stop = None
     if isinstance(interaction, Dense):
         W, stop_row = interaction.W, interaction.stop_row
+    elif isinstance(interaction, DenseCoverage):
+        W, stop_row = None, interaction.stop_row
+        cover = interaction.cover.transpose(1, 2).contiguous()
     else:
         W, stop_row = _dense_of(interaction.keys, interaction.values, interaction.stop_key)
         last, last_stop = _lasts(interaction)
@@ -90,7 +93,7 @@ def _launch_dense(
     grid = (found.lengths.numel(),)
     options["LIVE"] = stop_row is not None
     arguments = (*_strided(pot.unary), *_strided(rules.available), *_strided(rules.biased(pot.stop)), *given)
-    matrix = (*_strided(W), *_strided(stop_row, 2))
+    matrix = (*_strided(W, 3), *_strided(stop_row, 2))
     if way.kernel == "block":
         _decode_block[grid](*arguments, *matrix, cover, last, last_stop, **options, num_warps=way.warps)
     else:
@@ -257,7 +260,7 @@ def _decode_block(
     step_log_prob (B, K, T): written: log P of each pick, 0 after the end.
     sharpness: one over the temperature.
     log_threshold: log-probability at which the stop is chosen, if THRESHOLD.
-    W (B, N, N): W[j, i], what the pick i adds to candidate j.
+    W (B, N, N): W[j, i], what the pick i adds to candidate j; None for nothing.
     stop_row (B, N): what the pick i adds to the stop, if LIVE.
     cover (B, N, N): how far the pick i covers candidate j, as a logit, at [i, j]; None if nothing is ever covered.
     last (B, N, N): what the pick i adds to candidate j while it is the latest, at [i, j]; None for nothing.
@@ -272,7 +275,6 @@ def _decode_block(
     theta = tl.load(unary + b * unary_b + at * unary_n, mask=there, other=0.0).to(tl.float32)
     added = tl.where(there, 0.0, -float("inf"))  # what the picks have added; −inf: not to be picked
     final = tl.load(stop + b * stop_b).to(tl.float32)
-    columns = W + b * W_b + at.to(tl.int64) * W_j
     covered = tl.zeros((BLOCK,), tl.float32)
     latest = tl.zeros((BLOCK,), tl.float32)  # what the latest pick adds, to the stop too
     latest_stop = 0.0
@@ -300,7 +302,11 @@ def _decode_block(
         # Asked for at once, whether or not the stop will be chosen: on their way while the normaliser is summed up.
         some = pick < N
         asked = at < tl.where(some, N, 0)
-        column = tl.load(columns + pick.to(tl.int64) * W_i, mask=asked, other=0.0)
+        if W is not None:
+            at_j = W + b * W_b + at.to(tl.int64) * W_j
+            column = tl.load(at_j + pick.to(tl.int64) * W_i, mask=asked, other=0.0).to(tl.float32)
+        else:
+            column = tl.zeros((BLOCK,), tl.float32)
         if cover is not None:
             more = tl.load(cover + (b * N + pick) * N + at, mask=asked, other=-float("inf")).to(tl.float32)
             covered += tl.exp(tl.minimum(more, MOST_COVERED))
@@ -313,7 +319,7 @@ def _decode_block(
         pick, gain = _choose(pick, logit, score, halt, stop_score, best, logits, 1.0, log_threshold, N, THRESHOLD)
         going = pick < N
         total += gain
-        added = tl.where((at == pick) | (added == -float("inf")), -float("inf"), added + column.to(tl.float32))
+        added = tl.where((at == pick) | (added == -float("inf")), -float("inf"), added + column)
         tl.store(indices + out + count, pick.to(tl.int64), mask=going)
         tl.store(step_log_prob + out + count, gain, mask=going)
         end = tl.where(going, end, count)

@@ -1,4 +1,4 @@
-"""A metric over training, recall against precision, bars by group."""
+"""A metric over training, recall against precision, bars by group, variants and what they cost."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from torchcpl.plots.style import FAINT, INK, WIDTH, Array, dark, new_figure, styled
-from torchcpl.tables import Column
+from torchcpl.plots.style import FAINT, INK, PALETTE, WIDTH, Array, dark, new_figure, styled
+from torchcpl.tables import Column, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -106,4 +106,30 @@ def grouped_bars(
     axes.set(xlabel=xlabel, ylabel=label)
     axes.grid(True, axis="y")
     figure.legend(loc="outside upper center", ncols=3)
+    return figure
+
+
+@styled
+def variants(rows: Sequence[Row], score: Column, cost: Column) -> Figure:
+    """A line a variant, the base first: its score as a dot with ± one deviation, beside it its cost as a bar."""
+    figure = new_figure(WIDTH, 0.9 + 0.22 * len(rows))
+    left, right = figure.subplots(1, 2, width_ratios=(3, 1), sharey=True)
+    at = np.arange(len(rows))
+    means = np.array([row[score.name] for row in rows], float)
+    spread = np.array([row.get(f"{score.name}_std") or 0.0 for row in rows])
+    left.axvline(means[0], color=FAINT, linewidth=1.0, zorder=1)
+    left.errorbar(means, at, xerr=spread, fmt="o", color=PALETTE[2], markersize=4, elinewidth=1.0, capsize=2)
+    for mean, place, row in zip(means, at, rows, strict=True):
+        left.annotate(
+            score.cell(row), (mean, place), (0, 4), textcoords="offset points", ha="center", va="bottom", fontsize=6
+        )
+    left.set_yticks(at, [row["method"] for row in rows])
+    left.set(xlabel=score.heading())
+    left.invert_yaxis()
+    left.margins(x=0.12, y=0.04)
+    right.barh(at, [row[cost.name] for row in rows], 0.6, color=PALETTE[3], linewidth=0)
+    right.set(xlabel=cost.heading())
+    for axes in (left, right):
+        axes.grid(True, axis="x")
+        axes.tick_params(axis="y", length=0)
     return figure

@@ -20,7 +20,7 @@ class Method(nn.Module, ABC):
     knob: float
     knobs: tuple[float, ...]
 
-    def assign(self, features: Tensor, mask: Tensor, target: Tensor, points: Tensor, goals: Tensor) -> Tensor:
+    def assign(self, features: Any, mask: Tensor, target: Tensor, points: Tensor, goals: Tensor) -> Tensor:
         """The candidate (B, T) trained for each target (B, T): the target itself, or one that is matched to it.
 
         ``points`` (B, N, c) and ``goals`` (B, T, c) say where candidates and targets lie.
@@ -28,20 +28,21 @@ class Method(nn.Module, ABC):
         return target
 
     @abstractmethod
-    def loss(self, features: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+    def loss(self, features: Any, mask: Tensor, target: Tensor) -> Tensor:
         """The scalar to minimise.
 
-        ``features`` (B, N, d) encoded candidates, ``mask`` (B, N), ``target`` (B, T) with −1 padding, as assigned.
+        ``features`` (B, N, d) encoded candidates, or more that the method reads, ``mask`` (B, N), ``target`` (B, T)
+        with −1 padding, as assigned.
         """
 
     @abstractmethod
-    def potentials(self, features: Tensor, mask: Tensor) -> Any:
+    def potentials(self, features: Any, mask: Tensor) -> Any:
         """The parallel part of a prediction: `Potentials`, or a score (B, N) for each candidate."""
 
     @abstractmethod
     def pick(self, potentials: Any, max_len: int, knob: float | None = None) -> Selection:
         """The sequential part: what is picked, (B, T); ``knob`` in place of the method's own."""
 
-    def select(self, features: Tensor, mask: Tensor, max_len: int, knob: float | None = None) -> Selection:
+    def select(self, features: Any, mask: Tensor, max_len: int, knob: float | None = None) -> Selection:
         """What is picked, (B, T)."""
         return self.pick(self.potentials(features, mask), max_len, knob)

@@ -56,6 +56,7 @@ class Benchmark(ABC, Generic[C]):
         alike: options in which all runs of a table must agree.
         lead: the first paragraph of the report.
         demo_seeds, demo_data: what the recipe ``demo`` is trained on, and how often.
+        variants: what an ablation compares with a recipe, by name: the options that differ.
     """
 
     summary: ClassVar[str]
@@ -69,6 +70,7 @@ class Benchmark(ABC, Generic[C]):
     lead: ClassVar[str]
     demo_data: ClassVar[str]
     demo_seeds: ClassVar[tuple[int, ...]] = (0,)
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     # ----------------------------------------------------------------------------- what a task must say
 
@@ -186,13 +188,14 @@ class Benchmark(ABC, Generic[C]):
 
     def _best(self, records: Sequence[Row], metric: str, chosen: str, shown: str) -> dict[str, Any]:
         """The metrics with the prefix ``shown`` at the epoch that is best by those with the prefix ``chosen``."""
-        sign = 1 if self._column(metric).best == "max" else -1
+        sign = 1 if self.score(metric).best == "max" else -1
         finite = [record for record in records if record[chosen + metric] is not None] or records[:1]
         best = max(finite, key=lambda record: sign * (record[chosen + metric] or 0.0))
         found = {name: best[shown + name] for name in self.metrics}
         return found | {"epoch": best["epoch"], "knob": best.get(f"{chosen}knob", best["knob"])}
 
-    def _column(self, name: str) -> Column:
+    def score(self, name: str) -> Column:
+        """The column of a metric."""
         return next(column for column in self.columns if column.name == name)
 
     def table(self, paths: Sequence[str | Path], rules: Sequence[str] = ()) -> Table:
@@ -413,7 +416,7 @@ class Benchmark(ABC, Generic[C]):
                 colours[name] = plots.METHODS[method]
         if not curves:
             return []
-        column = self._column(metric)
+        column = self.score(metric)
         several = any(len(curve.values) > 1 for curve in curves.values())
         caption = (
             f"{column.title} on the {self.reported if shown else self.held_out} as training goes on"

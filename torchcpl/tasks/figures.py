@@ -23,7 +23,7 @@ class Steps(NamedTuple):
 
 
 @torch.inference_mode()
-def steps_of(method: Method, encoded: Tensor, mask: Tensor, max_len: int, knob: float | None = None) -> Steps:
+def steps_of(method: Method, encoded: Any, mask: Tensor, max_len: int, knob: float | None = None) -> Steps:
     """The selection from encoded candidates (1, N, d), step by step; ValueError for a method that has no steps."""
     if not isinstance(method, Stepwise):
         raise ValueError(f"model: expected one that selects step by step, got {type(method).__name__}")
@@ -38,7 +38,7 @@ def steps_of(method: Method, encoded: Tensor, mask: Tensor, max_len: int, knob: 
     return Steps(picks, array(logits.softmax(-1)), array(added[0]))
 
 
-def explorer(method: Method, encoded: Tensor, mask: Tensor, max_len: int, knob: float | None, **page: Any) -> Explorer:
+def explorer(method: Method, encoded: Any, mask: Tensor, max_len: int, knob: float | None, **page: Any) -> Explorer:
     """The selection from encoded candidates (1, N, d) as a page, decoded as the method does; see `torchcpl.explore`."""
     if not isinstance(method, Stepwise):
         raise ValueError(f"model: expected one that selects step by step, got {type(method).__name__}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -68,6 +68,17 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
     )
     demo_data = "scikit-learn's digits"
     demo_seeds = (0, 1, 2)
+    variants: ClassVar = {
+        "lowrank": {"kind": "lowrank"},
+        "contextual": {"kind": "contextual"},
+        "coverage": {"kind": "coverage"},
+        "recent": {"kind": "recent"},
+        "stop knows the picks": {"live_stop": True},
+        "distances": {"kind": "coverage", "distance_bias": True},
+        "stop by threshold": {"early_stop_weight": 0.0, "stop_rule": "threshold", "tune_knob": True},
+        "pointer": {"method": "pointer"},
+        "pointer, distances": {"method": "pointer", "distance_bias": True},
+    }
 
     def make_task(self, config: SubsetsConfig) -> SubsetsTask:
         files = stamp(config.source, Path(config.source).with_name("test_images.npz"), config.weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -202,7 +202,8 @@ class SubsetsTask:
         # What is trained on, what choices are made on, and what is reported.
         seen = features
         if config.held_out > 0 and config.split == "classes":
-            whole = replace(features, test=features.train, test_labels=features.train_labels, images=None, image_rows=None)
+            rows, labels = features.train, features.train_labels
+            whole = Features(rows, labels, rows, labels, features.class_names)
             seen = split_classes(whole, config.held_out, config.split_seed, config.min_classes)
         elif config.held_out > 0:
             seen = split_held_out(features, config.held_out, seed=0)

@@ -1,0 +1,96 @@
+"""Variants of one recipe under one budget: what each reaches, and what a step of it costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchcpl import plots
+from torchcpl.config import TrainConfig, override, read_toml
+from torchcpl.files import track
+from torchcpl.provenance import run_info
+from torchcpl.tables import Column, Table, summarise
+from torchcpl.tasks import timing
+from torchcpl.tasks.benchmark import Benchmark
+from torchcpl.tasks.runs import Run, common, complete
+from torchcpl.train import device_of
+
+BASE = "base"
+COSTS = (
+    Column("decode_ms", "Decode ms", 2, "min"),
+    Column("ms", "Whole ms", 2, "min"),
+    Column("step_ms", "Training step ms", 1, "min"),
+)
+Variants = Mapping[str, Mapping[str, Any]]
+
+
+def read_variants(path: str | Path) -> Variants:
+    """Variants from a TOML file: a table each, named, of the options it changes; ``base`` changes none."""
+    found = read_toml(path)
+    loose = [name for name, value in found.items() if not isinstance(value, dict)]
+    if loose or not found:
+        got = f"the option {loose[0]} outside of one" if loose else "none"
+        raise ValueError(f"{path}: expected a [table] a variant, got {got}")
+    return found
+
+
+def plan_variants(base: TrainConfig, variants: Variants, seeds: Sequence[int], folder: Path) -> dict[Path, TrainConfig]:
+    """Where the run of every variant and seed lies, and its configuration; ValueError names a variant that has none."""
+    planned: dict[Path, TrainConfig] = {}
+    for name, changes in {BASE: {}, **variants}.items():
+        for seed in seeds:
+            try:
+                planned[folder / f"{_slug(name)}-s{seed}"] = override(base, **{**changes, "seed": seed})
+            except ValueError as error:
+                raise ValueError(f"variant {name}: {error}") from None
+    return planned
+
+
+def ablate(
+    benchmark: Benchmark[Any], base: TrainConfig, variants: Variants, seeds: Sequence[int], folder: Path, jobs: int = 1
+) -> Table:
+    """Train what is missing in ``folder`` and compare the variants with ``base``; the figure is written there too."""
+    planned = plan_variants(base, variants, seeds, folder)
+    complete(planned, benchmark.make_task, train=True, jobs=jobs)
+    runs = {path: benchmark.read(path) for path in planned}
+    rows = []
+    for name in track([BASE, *(name for name in variants if name != BASE)], "comparing"):
+        group = [runs[folder / f"{_slug(name)}-s{seed}"] for seed in seeds]
+        changed = ", ".join(f"{key} = {value}" for key, value in variants.get(name, {}).items())
+        rows.append({"method": name, "changed": changed or "–", **_row(benchmark, group)})
+    metric = benchmark.score(next(iter(runs.values())).state["metric"])
+    kept = tuple(column for column in benchmark.columns if column.name not in ("method", "ms"))
+    columns = (Column("method", "Variant"), *kept, *COSTS)
+    rule = rows[0]["rule"]
+    device = device_of(base)
+    notes = (
+        f"Every variant changes the base in what its name says, in nothing else; {base.epochs} epochs.",
+        f"Checkpoint chosen on {rule}."
+        + (f" Mean ± std over seeds {', '.join(map(str, seeds))}." if seeds[1:] else ""),
+        f"ms: one example at a time, {timing.where(device)}; of a training step of {base.batch_size} examples, "
+        "validations included.",
+    )
+    info = run_info(seeds=list(seeds), device=device) | {"config": common([run.config for run in runs.values()])}
+    table = Table(f"What counts: {benchmark.subject.lower()}", columns, rows, (), notes, info)
+    plots.save(plots.variants(rows, metric, COSTS[0]), folder / "ablation")
+    return table
+
+
+def _row(benchmark: Benchmark[Any], group: Sequence[Run[Any]]) -> dict[str, Any]:
+    """What the runs of a variant reached, by the last rule they allow, and the costs of the first."""
+    found = [list(benchmark.by_rule(run).items())[-1] for run in group]
+    scores = summarise([{name: record[name] for name in benchmark.metrics} for _, record in found])
+    task, model, knob = benchmark.restore(group[0])
+    steps = group[0].config.epochs * task.steps_per_epoch
+    inputs = task.examples(1, timing.TIMED)
+    _, cost = timing.rows(model, inputs, knob, 3, "32-true")[0]
+    spent = summarise([{"step_ms": run.history[-1]["seconds"] * 1e3 / steps} for run in group])
+    costs = {name: cost[name] for name in ("decode_ms", "decode_ms_std", "ms", "ms_std")}
+    chosen = {name: [record[name] for _, record in found] for name in ("knob", "epoch")}
+    return {"rule": found[0][0], **scores, **costs, **spent, **chosen, "seeds": [run.config.seed for run in group]}
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "variant"
