@@ -88,6 +88,7 @@ class CPLHead(nn.Module):
         }  # fmt: skip
         self.dim = dim
         self.width = hidden
+        self.linear = False
         self.kind = kind
         self.live_stop = live_stop
         second = {"coverage": "cover", "recent": "last"}.get(kind)
@@ -142,7 +143,8 @@ class CPLHead(nn.Module):
             # What a pick does is read off pairs anyway: the terms of the ends join them.
             cover, offset = more[0] @ more[1].transpose(1, 2) / self.width**0.5, self.cover_offset  # (B, N, N)
             stop_row = None if stop_key is None else (values @ stop_key.unsqueeze(-1)).squeeze(-1) / self.width**0.5
-            interaction = DenseCoverage(cover + pairs + offset, stop_row)
+            W = keys @ values.transpose(1, 2) / self.width**0.5 if self.linear else None
+            interaction = DenseCoverage(cover + pairs + offset, stop_row, None if W is None else W.float())
         elif self.kind == "coverage":
             interaction = Coverage(
                 keys, values, more[0], more[1], self.cover_offset.to(keys.dtype).expand(batch), stop_key

@@ -24,6 +24,7 @@ class DenseCoverage(Additive):
 
     cover: Tensor  # (B, N, N)
     stop_row: Tensor | None = None  # (B, N)
+    W: Tensor | None = None  # (B, N, N)
 
     def __post_init__(self) -> None:
         check_pairs("cover", self.cover, self.stop_row)
@@ -34,9 +35,10 @@ class DenseCoverage(Additive):
         dtype = accumulator(self.cover.dtype)
         covered = gather_columns(self.cover, picks).to(dtype).clamp(max=LARGEST).exp()  # (B, ..., N)
         covered = covered.masked_fill((picks < 0).unsqueeze(-1), 0)
-        if self.stop_row is None:
-            return (covered,)
-        return covered, gather_rows(self.stop_row.unsqueeze(-1), picks).to(dtype)
+        stop = None if self.stop_row is None else gather_rows(self.stop_row.unsqueeze(-1), picks).to(dtype)
+        added = None if self.W is None else gather_columns(self.W, picks).to(dtype)
+        return covered, *(part for part in (stop, added) if part is not None)
 
     def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
-        return -torch.log1p(state[0]), state[1].squeeze(-1) if len(state) > 1 else None
+        added = 0 if self.W is None else state[-1]
+        return added - torch.log1p(state[0]), None if self.stop_row is None else state[1].squeeze(-1)

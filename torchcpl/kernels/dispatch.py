@@ -155,6 +155,8 @@ def decode_obstacle(pot: Potentials, rules: Rules) -> str | None:
         kind = type(interaction).__name__
         if not isinstance(interaction, Coverage | DenseCoverage | Recent):
             return f"a {kind} interaction"
+        if isinstance(interaction, DenseCoverage) and interaction.W is not None:
+            return "trial"
         batch, n = interaction.shape
         if n > LARGEST_BLOCK or 2 * batch * n * n * pot.unary.element_size() > BUILD_LIMIT:
             return f"a {kind} interaction between {n} candidates in {batch} rows"  # whose matrices would be too large

@@ -37,6 +37,8 @@ def obstacle(pot: Potentials, rules: Rules) -> str | None:
     interaction = pot.interaction
     if not isinstance(interaction, Dense | DenseCoverage | LowRank | Coverage | Recent):
         return f"a {type(interaction).__name__} interaction"
+    if isinstance(interaction, DenseCoverage) and interaction.W is not None:
+        return "trial"
     if torch.compiler.is_compiling():
         return "torch.compile or torch.export"
     if pot.unary.device.type != "cpu":

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torchcpl.checks import check_tensor
 from torchcpl.encoders.transformer import DecoderLayer
+from torchcpl.head import mlp
 from torchcpl.interactions import Interaction
 from torchcpl.interactions.base import State, gather_rows
 from torchcpl.potentials import Potentials
@@ -23,7 +24,8 @@ class PointerHead(nn.Module):
     """Features (B, N, dim) to potentials whose interaction is an autoregressive decoder.
 
     The input at step t is the feature of pick t−1 plus a learned embedding of the step, a learned start token at
-    step 0; the logits are ``q(decoder)·k(features)/√dim`` with a learned key for the stop.
+    step 0; the logits are ``q(decoder)·k(features)/√dim`` for the candidates and ``s(decoder)`` for the stop, with q, k
+    and s MLPs of two layers.
 
     Args:
         max_len: the most picks there is a step embedding for.
@@ -41,10 +43,8 @@ class PointerHead(nn.Module):
         self.cache = cache
         self.layers = nn.ModuleList(DecoderLayer(dim, heads, ffn, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
-        self.query = nn.Linear(dim, dim)
-        self.key = nn.Linear(dim, dim)
+        self.query, self.key, self.stop = (mlp(dim, dim, out, "relu", 0.0) for out in (dim, dim, 1))
         self.start_token = nn.Parameter(torch.randn(dim) * dim**-0.5)
-        self.stop_key = nn.Parameter(torch.randn(dim) * dim**-0.5)
         self.step_embedding = nn.Parameter(torch.randn(max_len + 1, dim) * 0.02)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Potentials:
@@ -120,8 +120,8 @@ class Pointer(Interaction):
 
     def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
         query = self.head.query(state[0]) / self.head.dim**0.5  # (B, K, d)
-        stop: Tensor = query @ self.head.stop_key.to(query.dtype)
-        return query @ self.keys.transpose(1, 2), stop
+        stop: Tensor = self.head.stop(state[0]).squeeze(-1)
+        return query @ self.keys.transpose(1, 2), stop.to(query.dtype)
 
     def _nothing(self, width: int, steps: int) -> Tensor:
         return torch.full((self.shape[0], width, steps), -1, dtype=torch.long, device=self.features.device)

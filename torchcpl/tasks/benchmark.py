@@ -82,6 +82,10 @@ class Benchmark(ABC, Generic[C]):
     def source(self, config: C) -> str:
         """The data of a configuration, in words."""
 
+    def suffix(self, config: C) -> str:
+        """What a row's name says of the configuration beside the method and its kind."""
+        return ""
+
     def published(self, config: C) -> Sequence[Row]:
         """The paper's rows where the data are comparable."""
         return []
@@ -234,11 +238,11 @@ class Benchmark(ABC, Generic[C]):
             at, of = run.history[-1]["epoch"], run.config.epochs
             if at < of:
                 raise ValueError(f"{run.path} is unfinished, at epoch {at} of {of}: expected finished runs to compare")
-        groups = {
-            label: [run for run in runs if _method(run) == method and _kind(run) in kinds]
-            for method in self.names
-            for label, kinds in self._kinds(method, runs).items()
-        }
+        groups: dict[str, list[Run[C]]] = {}
+        for method in self.names:
+            for label, kinds in self._kinds(method, runs).items():
+                for run in (run for run in runs if _method(run) == method and _kind(run) in kinds):
+                    groups.setdefault(label + self.suffix(run.config), []).append(run)
         for label, group in groups.items():
             seeds = [run.config.seed for run in group]
             rest = common([run.config for run in group])
@@ -279,7 +283,7 @@ class Benchmark(ABC, Generic[C]):
         epoch = best["epoch"]
         found = {name: value if math.isfinite(value) else None for name, value in scores}  # as the history has it
         found |= {"epoch": epoch, "knob": knob}
-        row = self._row(self.names[_method(run)], rule, [found], [run]) | timing.quick(*restored)
+        row = self._row(self.names[_method(run)] + self.suffix(run.config), rule, [found], [run]) | timing.quick(*restored)
         theirs = [line for line in self.published(run.config) if line["method"] == row["method"]]
         chosen = f"epoch {epoch}" + ("" if knob is None else f" and knob {knob:g}")
         notes = (f"{chosen}, chosen on {rule}; {len(task.reported)} {self.reported}",)
@@ -408,10 +412,8 @@ class Benchmark(ABC, Generic[C]):
         shown = f"reported_{metric}" in measured or table.rows[-1]["rule"] == self.reported
         key = f"reported_{metric}" if f"reported_{metric}" in measured else metric
         curves, colours = {}, {}
-        for method in ("pointer", "cpl"):
-            group = [run for run in runs if _method(run) == method]
-            if group:
-                name = self.names[method]
+        for name, group in self._groups(runs).items():
+            if (method := _method(group[0])) in ("pointer", "cpl"):
                 curves[name] = _curve(group, key, rows[name]["epoch"], rows[name][metric] if shown else None)
                 colours[name] = plots.METHODS[method]
         if not curves:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcpl.checks import describe
+from torchcpl.config import override
 from torchcpl.explore import Explorer
 from torchcpl.files import stamp
 from torchcpl.report import Panel
@@ -60,7 +61,7 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
     )
     reported = "reported bags"
     held_out = "held-out training bags"
-    alike = ("source", "held_out", "validation_bags", *(f.name for f in fields(BagProtocol)))
+    alike = ("source", "split", "split_seed", "held_out", "validation_bags", *(f.name for f in fields(BagProtocol)))
     lead = (
         "Each input is a bag of items of several classes. The model sees the items alone and picks a subset; it is "
         "right when every class is picked exactly once. It was trained on one random member of each class, never on "
@@ -74,10 +75,11 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
         "coverage": {"kind": "coverage"},
         "recent": {"kind": "recent"},
         "stop knows the picks": {"live_stop": True},
-        "distances": {"kind": "coverage", "distance_bias": True},
+        "distances too": {"kind": "coverage", "distances": "also"},
+        "distances only": {"kind": "coverage", "distances": "only"},
         "stop by threshold": {"early_stop_weight": 0.0, "stop_rule": "threshold", "tune_knob": True},
         "pointer": {"method": "pointer"},
-        "pointer, distances": {"method": "pointer", "distance_bias": True},
+        "pointer, distances too": {"method": "pointer", "distances": "also"},
     }
 
     def make_task(self, config: SubsetsConfig) -> SubsetsTask:
@@ -109,7 +111,14 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
         return path.parent.name + "/" + path.name if path.suffix == ".npz" else config.source
 
     def published(self, config: SubsetsConfig) -> Sequence[Row]:
-        return PUBLISHED if "aquarium_fish" in self.make_task(here(config)).features.class_names else []
+        cifar = "aquarium_fish" in self.make_task(here(config)).features.class_names
+        return PUBLISHED if cifar and config.split == "items" else []
+
+    def suffix(self, config: SubsetsConfig) -> str:
+        return {"none": "", "also": " + distances", "only": ", distances only"}[config.distances]
+
+    def elsewhere(self, config: SubsetsConfig, source: str) -> SubsetsConfig:
+        return override(super().elsewhere(config, source), split="items")  # all classes there are new to the model
 
     def reference(self, runs: Sequence[Run[SubsetsConfig]]) -> list[dict[str, Any]]:
         """k-Means on the reported bags, which it has in common with every run."""
@@ -121,10 +130,14 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
         return [{"method": REFERENCE, "rule": None, "reference": True, **columns, "ms": mean, "ms_std": deviation}]
 
     def notes(self, config: SubsetsConfig) -> list[str]:
-        bags = config.validation_bags
+        task = self.make_task(here(config))
+        labels, bags = task.features.test_labels, config.validation_bags
         said = [f"{bags} bags of test items. Trained on one random member of each class, never on the classes."]
+        if config.split == "classes":
+            seen = len(task.sampler.labels.unique())
+            said.append(f"Reported on {len(labels.unique())} classes that training never sees; {seen} are trained on.")
         if config.held_out:
-            said.append(f"{config.held_out:.0%} of the training items set aside.")
+            said.append(f"{config.held_out:.0%} of the training {config.split} set aside.")
         return said
 
     def panels(self, runs: Sequence[Run[SubsetsConfig]], table: Table) -> list[Panel]:

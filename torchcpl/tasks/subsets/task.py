@@ -32,6 +32,7 @@ METHODS = {
 REFERENCE = "k-Means (oracle k)"
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
 SPLITS = ("items", "classes")
+DISTANCES = ("none", "also", "only")
 REPORTED_CLASSES = 0.3  # share of the classes that training never sees
 
 Encoded: TypeAlias = Tensor | tuple[Tensor, Tensor]  # features, and what CPL is told of pairs
@@ -65,8 +66,11 @@ class SubsetsConfig(TrainConfig):
     layers: int = option(3, "encoder layers", low=0)
     heads: int = option(4, "attention heads", low=1)
     ffn: int = option(1024, "width of the feed-forward blocks", low=1)
-    distance_bias: bool = option(False, "attention, and coverage of CPL, know the distances between the items (cosine)")
-    blind: bool = option(False, "the encoder sees distances only")
+    distances: str = option(
+        "none", "what attention, and coverage of CPL, are told of distances between the items: nothing, these beside "
+        "the features, or these only", choices=DISTANCES,
+    )  # fmt: skip
+    linear: bool = option(False, "trial")
     projection: bool = option(True, "a linear layer before the encoder; without it only where widths differ")
     dropout: float = option(0.1, "dropout in encoder, decoder and heads", low=0.0, high=0.9)
     input_dropout: float = option(0.0, "dropout on the features", low=0.0, high=0.9)
@@ -106,20 +110,21 @@ class SubsetsModel(SelectionModel):
         super().__init__()
         width = train.shape[1]
         shift, scale = torch.zeros(width), torch.ones(width)
-        if config.standardise or config.distance_bias:
+        if config.standardise or config.distances != "none":
             shift, deviation = train.mean(0), train.std(0)
             scale = deviation.where(deviation > 1e-6, 1.0)  # a constant feature stays small where it is not constant
         self.register_buffer("shift", shift)
         self.register_buffer("scale", scale)
         bridge = config.projection or width != config.dim
         project = nn.Linear(width, config.dim) if bridge else nn.Identity()
-        self.input = nn.Sequential(nn.Dropout(config.input_dropout), project)
+        only = config.distances == "only"
+        self.input = None if only else nn.Sequential(nn.Dropout(config.input_dropout), project)
         self.encoder = Encoder(config.dim, config.layers, config.heads, config.ffn, config.dropout)
         self.method = build_method(config)
         self.biased = config.layers * config.heads
         covers = config.method == "cpl" and config.kind == "coverage"
-        self.distances = DistanceBias(config.dim, self.biased + covers) if config.distance_bias else None
-        self.blind = config.blind
+        told = config.distances != "none"
+        self.distances = DistanceBias(config.dim, self.biased + covers) if told else None
         self.max_len = config.max_len
         self.input_mix = config.input_mix
         self.standardise = config.standardise
@@ -132,14 +137,12 @@ class SubsetsModel(SelectionModel):
             share = self.input_mix * torch.rand(features.shape[:2], device=features.device).unsqueeze(-1)
             features = features.lerp(features.roll(1, 1), share)  # the order within a bag is random already
         scaled = (features - self.shift) / self.scale
-        items: Tensor = self.input(scaled if self.standardise else features)
+        items: Tensor | None = self.input and self.input(scaled if self.standardise else features)
         if self.distances is None:
             encoded: Tensor = self.encoder(items, inputs.mask)
             return encoded
         nodes, pairs = self.distances(distances(scaled, "cosine"), inputs.mask)
-        if self.blind:
-            items = torch.zeros_like(items)
-        encoded = self.encoder(items + nodes, inputs.mask, pairs[:, : self.biased])
+        encoded = self.encoder(nodes if items is None else items + nodes, inputs.mask, pairs[:, : self.biased])
         return (encoded, pairs[:, self.biased]) if pairs.shape[1] > self.biased else encoded
 
     def forward(self, bags: Bags) -> dict[str, Tensor]:
@@ -171,6 +174,7 @@ def build_method(config: SubsetsConfig) -> Method:
     }
     if config.method == "cpl":
         head = CPLHead(config.dim, config.hidden, kind=config.kind, live_stop=config.live_stop, dropout=config.dropout)
+        head.linear = config.linear
         return Stepwise(head, **objective)
     if config.method == "pointer":
         decoder = PointerHead(
