@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcpl.checks import check_choice, check_count, check_number, check_tensor
-from torchcpl.interactions import Contextual, Coverage, Interaction, LowRank, Recent
+from torchcpl.interactions import Contextual, Coverage, DenseCoverage, Interaction, LowRank, Recent
 from torchcpl.interactions.base import autocasting
 from torchcpl.potentials import Potentials
 
@@ -87,6 +87,7 @@ class CPLHead(nn.Module):
             "dropout": dropout,
         }  # fmt: skip
         self.dim = dim
+        self.width = hidden
         self.kind = kind
         self.live_stop = live_stop
         second = {"coverage": "cover", "recent": "last"}.get(kind)
@@ -115,12 +116,19 @@ class CPLHead(nn.Module):
         """Upload to a repository of the Hugging Face hub (extra ``hub``)."""
         return _hub().pretrained(self).push_to_hub(repository, **options)
 
-    def forward(self, features: Tensor, mask: Tensor | None = None) -> Potentials:
-        """``features`` (B, N, dim), ``mask`` (B, N) True = real, to potentials."""
+    def forward(self, features: Tensor, mask: Tensor | None = None, pairs: Tensor | None = None) -> Potentials:
+        """``features`` (B, N, dim), ``mask`` (B, N) True = real, to potentials.
+
+        ``pairs`` (B, N, N), for ``kind="coverage"``, is added to c_ji, which says how far pick i covers j.
+        """
         check_tensor("features", features, ("B", "N", self.dim), "float")
         if features.dtype != self.stop_token.dtype and not autocasting(features):
             raise ValueError(f"features: expected {self.stop_token.dtype} as the head has, got {features.dtype}")
         batch, n, _ = features.shape
+        if pairs is not None:
+            if self.kind != "coverage":
+                raise ValueError(f'pairs: expected none with kind="{self.kind}", only "coverage" reads them')
+            check_tensor("pairs", pairs, (batch, n, n), "float")
         token = self.stop_token.to(features.dtype).expand(batch, 1, -1)
         rows = torch.cat([features, token], 1).flatten(0, 1)  # (B·(N+1), dim): flat, so that chunks are not copied
         parts = zip(self.outputs, self.hidden(rows).chunk(len(self.outputs), -1), strict=True)
@@ -130,7 +138,12 @@ class CPLHead(nn.Module):
         stop_key = scores["keys"][:, -1] if self.live_stop else None
         keys, values, *more = (scores[name][:, :n] for name in self.outputs[1:])  # (B, N, h) each
         interaction: Interaction
-        if self.kind == "coverage":
+        if pairs is not None:
+            # What a pick does is read off pairs anyway: the terms of the ends join them.
+            cover, offset = more[0] @ more[1].transpose(1, 2) / self.width**0.5, self.cover_offset  # (B, N, N)
+            stop_row = None if stop_key is None else (values @ stop_key.unsqueeze(-1)).squeeze(-1) / self.width**0.5
+            interaction = DenseCoverage(cover + pairs + offset, stop_row)
+        elif self.kind == "coverage":
             interaction = Coverage(
                 keys, values, more[0], more[1], self.cover_offset.to(keys.dtype).expand(batch), stop_key
             )

@@ -22,8 +22,8 @@ WALKS = (2, 4, 8, 32)  # lengths t of the random walks
 RIDGES = (0.3, 0.1, 0.03)  # of the spectral projectors, relative to the Gram matrix's norm
 NEIGHBOURS = (1, 2, 3, 5, 8, 12, 20, 40)  # whose distances a node knows
 KERNELS = 4
-EDGE_FEATURES = 7 + KERNELS * len(WALKS) + len(RIDGES)
-NODE_FEATURES = len(NEIGHBOURS) + 2 + KERNELS * (1 + 2 * len(WALKS)) + 2 * len(RIDGES) + 1
+EDGE_FEATURES = 7 + KERNELS * len(WALKS)  # and one for each ridge
+NODE_FEATURES = len(NEIGHBOURS) + 2 + KERNELS * (1 + 2 * len(WALKS)) + 1  # and two for each ridge
 TINY = 1e-6
 
 
@@ -41,8 +41,11 @@ def distances(x: Tensor, metric: str = "euclidean") -> Tensor:
 
 
 @torch.no_grad()
-def distance_features(d: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances (B, N, N) and ``mask`` (B, N) to features of nodes (B, N, ·) and of the pairs i < j (B, P, ·)."""
+def distance_features(d: Tensor, mask: Tensor, ridges: tuple[float, ...] = RIDGES) -> tuple[Tensor, Tensor]:
+    """Distances (B, N, N) and ``mask`` (B, N) to features of nodes (B, N, ·) and of the pairs i < j (B, P, ·).
+
+    Without ``ridges`` there are no spectral projectors, whose matrices are inverted in float64.
+    """
     n = mask.shape[1]
     with without_autocast(d):
         off = mask.unsqueeze(1) & mask.unsqueeze(2)
@@ -57,7 +60,8 @@ def distance_features(d: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         rank = torch.searchsorted(near, d.contiguous()).float()  # how many are nearer; equal distances, equal ranks
         kernels, local, mutual = _kernels(d, near, rank, off, size)
         walks, degree, trace = _walks(kernels, mask)  # (B, K, t, N, N), (B, K, N), (B, K, t)
-        gram, projected = _projections(d, mask, size)  # (B, N, N), (B, R, N, N)
+        gram = _gram(d, mask, size)  # (B, N, N) in float64
+        projected = _projections(gram, mask, ridges)  # (B, R, N, N)
 
         edge = [
             (d - mean) / spread,
@@ -66,12 +70,12 @@ def distance_features(d: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
             (mutual + 1).log() - 2,
             torch.minimum(rank, rank.transpose(1, 2)) / size,
             torch.maximum(rank, rank.transpose(1, 2)) / size,
-            _cosine(gram),
+            _cosine(gram.float()),
         ]
         parts = [torch.stack(edge, 1), walks.flatten(1, 2) / 3, _cosine(projected)]
         edges = Pairs(n, d.device).upper(torch.cat(parts, 1))  # (B, P, E)
 
-        chosen = near[..., [min(k, n) - 1 for k in NEIGHBOURS]]  # (B, N, neighbours)
+        chosen = torch.stack([near[..., min(k, n) - 1] for k in NEIGHBOURS], -1)  # (B, N, neighbours)
         chosen = (chosen.where(chosen.isfinite(), d.amax(-1, keepdim=True)) + 0.01).log()
         back = walks.diagonal(dim1=-2, dim2=-1).flatten(1, 2).transpose(1, 2) / 3  # (B, N, K·t)
         leverage = projected.diagonal(dim1=-2, dim2=-1).transpose(1, 2)  # (B, N, R)
@@ -133,24 +137,31 @@ def _walks(kernels: Tensor, mask: Tensor, lengths: tuple[int, ...] = WALKS) -> t
     return torch.stack(found, 2), (safe / mean.clamp(min=1e-12)).log().clamp(-6, 6), torch.stack(traces, 2)
 
 
-def _projections(d: Tensor, mask: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """The centred Gram matrix G (B, N, N) and the soft projectors G²(G² + ρ²I)⁻¹ (B, R, N, N).
-
-    ρ is ``RIDGES`` of G's norm: all directions of more variance count alike, those of less not at all. G² has no
-    negative eigenvalues, whatever the distances.
-    """
-    pair = (mask.unsqueeze(1) & mask.unsqueeze(2)).double()
+def _gram(d: Tensor, mask: Tensor, size: Tensor) -> Tensor:
+    """The centred Gram matrix (B, N, N) in float64."""
     square, size = d.double().square(), size.double()
     row = square.sum(-1, keepdim=True) / size
-    gram = -0.5 * (square - row - row.transpose(1, 2) + row.sum(1, keepdim=True) / size) * pair
+    gram = -0.5 * (square - row - row.transpose(1, 2) + row.sum(1, keepdim=True) / size)
+    return gram * (mask.unsqueeze(1) & mask.unsqueeze(2))
+
+
+def _projections(gram: Tensor, mask: Tensor, ridges: tuple[float, ...]) -> Tensor:
+    """The soft projectors G²(G² + ρ²I)⁻¹ (B, R, N, N) of the Gram matrix G.
+
+    ρ is ``ridges`` of G's norm: all directions of more variance count alike, those of less not at all. G² has no
+    negative eigenvalues, whatever the distances.
+    """
+    if not ridges:
+        return gram.float().unsqueeze(1)[:, :0]
     norm = gram.square().sum((1, 2), keepdim=True).sqrt().clamp(min=1e-12)
     second = (gram / norm) @ (gram / norm)  # (B, N, N)
-    ridge = torch.tensor(RIDGES, device=d.device, dtype=d.dtype).double().square().view(1, -1, 1, 1)
-    identity = torch.eye(d.shape[-1], device=d.device, dtype=torch.float64)
+    # Filled there, not copied there: a CUDA graph cannot copy from the host.
+    ridge = torch.stack([torch.full((1, 1), one, device=gram.device) for one in ridges]).double().square().unsqueeze(0)
+    identity = torch.eye(gram.shape[-1], device=gram.device, dtype=torch.float64)
     factor, _ = torch.linalg.cholesky_ex(second.unsqueeze(1) + ridge * identity)
     half = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
-    projected = (identity - ridge * half.transpose(-1, -2) @ half) * pair.unsqueeze(1)
-    return gram.float(), projected.float()
+    projected = (identity - ridge * half.transpose(-1, -2) @ half) * (mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1)
+    return projected.float()
 
 
 def _cosine(gram: Tensor) -> Tensor:
@@ -287,6 +298,22 @@ def both_ends(nodes: Tensor, pairs: Pairs) -> Tensor:
     return found
 
 
+class DistanceBias(nn.Module):
+    """What an encoder over vectors is told of the distances between them: a term for each node, numbers for each pair.
+
+    Distances (B, N, N) and ``mask`` (B, N) to (B, N, dim) and symmetric (B, outputs, N, N), zero on the diagonal.
+    """
+
+    def __init__(self, dim: int, outputs: int, hidden: int = 64) -> None:
+        super().__init__()
+        self.node = nn.Sequential(nn.Linear(NODE_FEATURES, dim), nn.GELU(), nn.Linear(dim, dim))
+        self.edge = nn.Sequential(nn.Linear(EDGE_FEATURES, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+    def forward(self, d: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        nodes, edges = distance_features(d, mask, ridges=())
+        return self.node(nodes), square(self.edge(edges), Pairs(mask.shape[1], mask.device))
+
+
 class DistanceModel(nn.Module):
     """Potentials of bags of which only the distances are known.
 
@@ -302,8 +329,8 @@ class DistanceModel(nn.Module):
         self.widths = {"dim": dim, "layers": layers, "heads": heads, "edge": edge}
         blocks = layers // 2
         self.heads = heads
-        self.node = nn.Sequential(nn.Linear(NODE_FEATURES, dim), nn.GELU(), nn.Linear(dim, dim))
-        self.edge = nn.Sequential(nn.Linear(EDGE_FEATURES, 2 * edge), nn.ReLU(), nn.Linear(2 * edge, edge))
+        self.node = nn.Sequential(nn.Linear(NODE_FEATURES + 2 * len(RIDGES), dim), nn.GELU(), nn.Linear(dim, dim))
+        self.edge = nn.Sequential(nn.Linear(EDGE_FEATURES + len(RIDGES), 2 * edge), nn.ReLU(), nn.Linear(2 * edge, edge))
         self.bias = nn.ModuleList(nn.Linear(edge, 2 * heads) for _ in range(blocks))
         self.layers = nn.ModuleList(_Layer(dim, heads) for _ in range(2 * blocks))
         self.updates = nn.ModuleList(_EdgeUpdate(dim, edge) for _ in range(blocks))

@@ -28,9 +28,11 @@ class Attention(nn.Module):
     def attend(
         self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, causal: bool = False
     ) -> Tensor:
-        """Queries from ``x`` (B, T, d); ``mask`` True = may be looked at, broadcast to (B, H, T, N)."""
+        """Queries from ``x`` (B, T, d); ``mask``, broadcast to (B, H, T, N), True = may be looked at, or a bias."""
         dropout = self.dropout if self.training else 0.0
         query = self._split(self.query(x))
+        if mask is not None and mask.is_floating_point():
+            mask = mask.to(query.dtype)
         mixed = F.scaled_dot_product_attention(query, keys, values, mask, dropout, causal)
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
@@ -54,6 +56,7 @@ class EncoderLayer(nn.Module):
         self.norm_first = norm_first
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """``mask`` broadcast to (B, H, N, N): True = may be looked at, or what is added to the attention's logits."""
         before, after = self.norms
         if self.norm_first:
             x = x + self.dropout(self._mixed(before(x), mask))
@@ -71,7 +74,10 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Candidates (B, N, d) see each other; padding is not looked at. Pre-norm with a final LayerNorm, or post-norm."""
+    """Candidates (B, N, d) see each other; padding is not looked at. Pre-norm with a final LayerNorm, or post-norm.
+
+    ``bias`` (B, layers·H, N, N) is added to the logits of the layers' attention.
+    """
 
     def __init__(
         self, dim: int, layers: int, heads: int, ffn: int, dropout: float = 0.0, *, norm_first: bool = True
@@ -80,12 +86,15 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(dim, heads, ffn, dropout, norm_first) for _ in range(layers))
         self.norm = nn.LayerNorm(dim) if norm_first else nn.Identity()
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         if mask is not None:
             # A row of nothing but padding looks at itself: its output is never read, but must not be NaN.
             mask = (mask | ~mask.any(-1, keepdim=True))[:, None, None, :]
-        for layer in self.layers:
-            x = layer(x, mask)
+        if bias is not None and mask is not None:
+            bias = bias.masked_fill(~mask, -torch.inf)
+        each = [mask] * len(self.layers) if bias is None else bias.chunk(len(self.layers), 1)
+        for layer, seen in zip(self.layers, each, strict=True):
+            x = layer(x, seen)
         out: Tensor = self.norm(x)
         return out
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
 from torch import Tensor, nn
 
 from torchcpl.checks import check_choice
+from torchcpl.constraints import Rules
 from torchcpl.decoding import greedy
+from torchcpl.functional import prefix_logits
 from torchcpl.losses import ordered_nll, subset_nll
 from torchcpl.potentials import Potentials, Selection
 from torchcpl.selectors.base import Method
@@ -45,11 +51,13 @@ class Stepwise(Method):
         self.stop_weight = stop_weight
         self.min_len = min_len
 
-    def potentials(self, features: Tensor, mask: Tensor) -> Potentials:
-        pot: Potentials = self.head(features, mask)
+    def potentials(self, features: Tensor | tuple[Tensor, ...], mask: Tensor) -> Potentials:
+        """``features`` (B, N, d), or these and what the head is told of pairs (B, N, N)."""
+        features, *pairs = features if isinstance(features, tuple) else (features,)
+        pot: Potentials = self.head(features, mask, *pairs)
         return pot
 
-    def loss(self, features: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+    def loss(self, features: Tensor | tuple[Tensor, ...], mask: Tensor, target: Tensor) -> Tensor:
         pot = self.potentials(features, mask)
         if self.ordered:
             return ordered_nll(pot, target, per_step=True)
@@ -60,3 +68,20 @@ class Stepwise(Method):
         if self.stop_rule == "argmax":
             return greedy(potentials, max_len, min_len=self.min_len, stop_bias=knob)
         return greedy(potentials, max_len, min_len=self.min_len, stop_threshold=knob)
+
+    def sweep(self, potentials: Potentials, max_len: int, knobs: Sequence[float]) -> list[Tensor]:
+        """For every knob the picks (B, T), −1 after the end: greedy picks do not depend on where one stops."""
+        never = replace(potentials, stop=torch.full_like(potentials.stop, -1e4))
+        picks = greedy(never, max_len).indices
+        logits = prefix_logits(potentials, picks.unsqueeze(1), Rules(potentials)).squeeze(1)  # (B, T+1, N+1)
+        if self.stop_rule == "argmax":
+            ready = logits[..., :-1].amax(-1) - logits[..., -1]  # the bias above which the stop is the likeliest
+        else:
+            ready = -logits.log_softmax(-1)[..., -1].exp()
+        steps = torch.arange(picks.shape[1], device=picks.device)
+        ready = ready[:, :-1].masked_fill(steps < self.min_len, torch.inf)
+        found = []
+        for knob in knobs:
+            stops = ready < knob if self.stop_rule == "argmax" else ready <= -knob
+            found.append(picks.masked_fill(stops.cummax(1).values, -1))
+        return found

@@ -127,6 +127,32 @@ def split_held_out(features: Features, fraction: float = 0.2, seed: int = 0) -> 
     return _divide(features.train, features.train_labels, features.class_names, fraction, seed)
 
 
+def split_classes(features: Features, share: float, seed: int = 0, least: int = 1) -> Features:
+    """Classes apart: ``train`` has those seen, ``test`` round(share · C) others, at least ``least``.
+
+    Those seen come first in ``np.random.RandomState(seed).permutation`` of the C classes there are.
+    """
+    classes = features.train_labels.unique().cpu().numpy()
+    order = classes[np.random.RandomState(seed).permutation(len(classes))]
+    count = max(round(share * len(classes)), least)
+    if len(classes) < count + least:
+        raise ValueError(
+            f"split: expected at least {count + least} classes, {least} to train on and {count} apart from these, "
+            f"got {len(classes)}"
+        )
+    apart = torch.from_numpy(order[len(order) - count :])
+    train = ~torch.isin(features.train_labels, apart.to(features.train_labels.device))
+    test = torch.isin(features.test_labels, apart.to(features.test_labels.device))
+    images, rows = features.images, features.image_rows
+    if images is not None and rows is not None:
+        shown = test[rows]
+        images, rows = images[shown], (test.cumsum(0) - 1)[rows[shown]]
+    return Features(
+        features.train[train], features.train_labels[train], features.test[test], features.test_labels[test],
+        features.class_names, images, rows,
+    )  # fmt: skip
+
+
 def _divide(
     x: Tensor,
     labels: Tensor,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from torchcpl.checks import check_tensor
 from torchcpl.config import TrainConfig, option
+from torchcpl.encoders.distances import DistanceBias, distances
 from torchcpl.encoders.transformer import Encoder
 from torchcpl.head import KINDS, CPLHead
 from torchcpl.metrics import cluster_scores
@@ -19,7 +20,7 @@ from torchcpl.selectors import Hungarian, Method, PointerHead, Stepwise, Thresho
 from torchcpl.selectors.stepwise import STOP_RULES
 from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.subsets.bags import BagProtocol, Bags, BagSampler, fixed_bags
-from torchcpl.tasks.subsets.data import Features, split_held_out
+from torchcpl.tasks.subsets.data import Features, split_classes, split_held_out
 from torchcpl.train import device_of
 
 METHODS = {
@@ -30,6 +31,10 @@ METHODS = {
 }  # in the tables' order
 REFERENCE = "k-Means (oracle k)"
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
+SPLITS = ("items", "classes")
+REPORTED_CLASSES = 0.3  # share of the classes that training never sees
+
+Encoded: TypeAlias = Tensor | tuple[Tensor, Tensor]  # features, and what CPL is told of pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +53,20 @@ class SubsetsConfig(TrainConfig):
     min_per_class: int = option(12, "fewest members of a class", low=1)
     max_per_class: int = option(40, "most members of a class", low=1)
     max_items: int = option(160, "a bag is cut to this size", low=1)
+    split: str = option(
+        "items", "what is reported on: new items of the same classes, or 30% of the classes, never seen", choices=SPLITS
+    )
+    split_seed: int = option(0, "which classes these are", low=0, high=2**32 - 1)
     held_out: float = option(
-        0.0, "part of the training items set aside to choose checkpoint and knob on", low=0.0, high=0.9
+        0.0, "part of the training items, or classes, set aside to choose checkpoint and knob on", low=0.0, high=0.9
     )  # fmt: skip
 
     dim: int = option(512, "width of the encoder", low=1)
     layers: int = option(3, "encoder layers", low=0)
     heads: int = option(4, "attention heads", low=1)
     ffn: int = option(1024, "width of the feed-forward blocks", low=1)
+    distance_bias: bool = option(False, "attention, and coverage of CPL, know the distances between the items (cosine)")
+    blind: bool = option(False, "the encoder sees distances only")
     projection: bool = option(True, "a linear layer before the encoder; without it only where widths differ")
     dropout: float = option(0.1, "dropout in encoder, decoder and heads", low=0.0, high=0.9)
     input_dropout: float = option(0.0, "dropout on the features", low=0.0, high=0.9)
@@ -95,7 +106,7 @@ class SubsetsModel(SelectionModel):
         super().__init__()
         width = train.shape[1]
         shift, scale = torch.zeros(width), torch.ones(width)
-        if config.standardise:
+        if config.standardise or config.distance_bias:
             shift, deviation = train.mean(0), train.std(0)
             scale = deviation.where(deviation > 1e-6, 1.0)  # a constant feature stays small where it is not constant
         self.register_buffer("shift", shift)
@@ -105,17 +116,31 @@ class SubsetsModel(SelectionModel):
         self.input = nn.Sequential(nn.Dropout(config.input_dropout), project)
         self.encoder = Encoder(config.dim, config.layers, config.heads, config.ffn, config.dropout)
         self.method = build_method(config)
+        self.biased = config.layers * config.heads
+        covers = config.method == "cpl" and config.kind == "coverage"
+        self.distances = DistanceBias(config.dim, self.biased + covers) if config.distance_bias else None
+        self.blind = config.blind
         self.max_len = config.max_len
         self.input_mix = config.input_mix
+        self.standardise = config.standardise
 
-    def encode(self, inputs: Bags) -> Tensor:
+    def encode(self, inputs: Bags) -> Encoded:
+        """Features (B, N, d) and, for a coverage that knows the distances, a number for each pair (B, N, N)."""
         check_tensor("features", inputs.features, ("B", "N", len(self.shift)), "float")
-        features = (inputs.features - self.shift) / self.scale
+        features = inputs.features
         if self.training and self.input_mix > 0:
             share = self.input_mix * torch.rand(features.shape[:2], device=features.device).unsqueeze(-1)
             features = features.lerp(features.roll(1, 1), share)  # the order within a bag is random already
-        encoded: Tensor = self.encoder(self.input(features), inputs.mask)
-        return encoded
+        scaled = (features - self.shift) / self.scale
+        items: Tensor = self.input(scaled if self.standardise else features)
+        if self.distances is None:
+            encoded: Tensor = self.encoder(items, inputs.mask)
+            return encoded
+        nodes, pairs = self.distances(distances(scaled, "cosine"), inputs.mask)
+        if self.blind:
+            items = torch.zeros_like(items)
+        encoded = self.encoder(items + nodes, inputs.mask, pairs[:, : self.biased])
+        return (encoded, pairs[:, self.biased]) if pairs.shape[1] > self.biased else encoded
 
     def forward(self, bags: Bags) -> dict[str, Tensor]:
         where = bags.target.clamp(min=0).unsqueeze(-1).expand(-1, -1, bags.features.shape[-1])
@@ -124,9 +149,15 @@ class SubsetsModel(SelectionModel):
         assigned = self.method.assign(features, bags.mask, bags.target, bags.features, goals)
         return {"loss": self.method.loss(features, bags.mask, assigned)}
 
-    def decode(self, features: Tensor, inputs: Bags, knob: float | None = None) -> Selection:
+    def decode(self, features: Encoded, inputs: Bags, knob: float | None = None) -> Selection:
         """What the method selects from bags, given their encoded items."""
         return self.method.select(features, inputs.mask, self.max_len, knob)
+
+    def answers(self, features: Encoded, inputs: Bags, knobs: tuple[float, ...]) -> list[Tensor]:
+        """The picks (B, T) for every knob; a method that selects step by step takes the steps once."""
+        if isinstance(self.method, Stepwise) and len(knobs) > 1:
+            return self.method.sweep(self.method.potentials(features, inputs.mask), self.max_len, knobs)
+        return [self.decode(features, inputs, knob).indices for knob in knobs]
 
 
 def build_method(config: SubsetsConfig) -> Method:
@@ -162,12 +193,19 @@ class SubsetsTask:
     def __init__(self, config: SubsetsConfig, features: Features) -> None:
         self.config = config
         self.device = device_of(config)
+        if config.split == "classes":
+            features = split_classes(features, REPORTED_CLASSES, config.split_seed, config.min_classes)
         self.features = features
         self.protocol = BagProtocol(
             config.min_classes, config.max_classes, config.min_per_class, config.max_per_class, config.max_items
         )
         # What is trained on, what choices are made on, and what is reported.
-        seen = split_held_out(features, config.held_out, seed=0) if config.held_out > 0 else features
+        seen = features
+        if config.held_out > 0 and config.split == "classes":
+            whole = replace(features, test=features.train, test_labels=features.train_labels, images=None, image_rows=None)
+            seen = split_classes(whole, config.held_out, config.split_seed, config.min_classes)
+        elif config.held_out > 0:
+            seen = split_held_out(features, config.held_out, seed=0)
         self.sampler = BagSampler(seen.train.to(self.device), seen.train_labels.to(self.device), self.protocol)
         self.reported = self._fixed(features.test, features.test_labels, seed=1)
         self.chosen_on = self._fixed(seen.test, seen.test_labels, seed=2) if config.held_out > 0 else self.reported
@@ -192,7 +230,7 @@ class SubsetsTask:
                 what = "the number of classes" if name == "max_classes" else "the size of the largest class"
                 asked = getattr(self.protocol, name)
                 raise ValueError(f"{name}: expected at most {most}, {what} to train on, got {asked}")
-        return SubsetsModel(self.config, self.features.train)
+        return SubsetsModel(self.config, self.sampler.features.cpu())
 
     def batch(self, step: int) -> Bags:
         # A fresh stream for every step, well apart for neighbouring seeds: resuming needs only the number.
@@ -229,8 +267,8 @@ class SubsetsTask:
         totals = torch.zeros(len(knobs), len(COLUMNS), dtype=torch.float64, device=bags.mask.device)
         for part in bags.split(1024):
             encoded = model.encode(part)
-            for row, knob in enumerate(knobs):
-                scores = cluster_scores(model.decode(encoded, part, knob).indices, part.labels)
+            for row, picks in enumerate(model.answers(encoded, part, knobs)):
+                scores = cluster_scores(picks, part.labels)
                 totals[row] += torch.stack([scores[name].sum() for name in COLUMNS])
         means = (totals / len(bags)).tolist()  # read at once, as each read waits for the device
         return {knob: dict(zip(COLUMNS, row, strict=True)) for knob, row in zip(knobs, means, strict=True)}
