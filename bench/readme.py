@@ -17,6 +17,7 @@ from bench.peers import NOT_TOLD
 from torchcpl import plots
 from torchcpl.files import read_json, write_atomic
 from torchcpl.tables import Column, Table
+from torchcpl.tasks.ablation import COSTS
 from torchcpl.tasks.baskets.benchmark import PUBLISHED, QUOTED, RUN_AGAIN
 from torchcpl.tasks.registry import TASKS
 
@@ -26,6 +27,8 @@ TABLES = {
     "subsets": {
         "subsets-cifar100-tuned.json": "The best recipe found, CIFAR-100 features",
         "subsets-cifar100-paper.json": "The paper's recipe, CIFAR-100 features",
+        "subsets-classes.json": "Classes never seen: 60 to train on, 10 to choose on, 30 to report on",
+        "subsets-classes-trials.json": "Classes never seen, one seed: what the encoder sees",
     },
     "paths": {
         "paths-index.json": "Three nuScenes maps, the paper's split by index",
@@ -53,10 +56,10 @@ def full(task: str) -> str:
     return "\n\n".join(parts).rstrip()
 
 
-def short(task: str) -> str:
-    """A few columns of a task's first table."""
+def short(task: str, name: str = "") -> str:
+    """A few columns of a task's first table, or of the one named."""
     columns = tuple(column for column in TASKS[task].columns if column.name in SHORT[task])
-    table = Table.read(ROOT / "results" / next(iter(TABLES[task])), columns)
+    table = Table.read(ROOT / "results" / (name or next(iter(TABLES[task]))), columns)
     return replace(table, published=(), notes=()).markdown().rstrip()
 
 
@@ -179,6 +182,13 @@ def core() -> str:
     )
 
 
+def ablation() -> str:
+    """The variants of the subsets task: score and costs."""
+    columns = tuple(column for column in TASKS["subsets"].columns if column.name == "clu_f1")
+    table = Table.read(ROOT / "results" / "subsets-ablation.json", (Column("method", "Variant"), *columns, *COSTS))
+    return table.markdown().rstrip()
+
+
 def fill(path: Path, contents: dict[str, str]) -> None:
     """Put each content between its two marks in a file."""
     text = path.read_text(encoding="utf-8")
@@ -199,6 +209,9 @@ def main() -> None:
     fill(ROOT / "docs" / "benchmarks" / "baskets.md", {"baskets": baskets_full()})
     fill(ROOT / "docs" / "piles.md", {"piles": piles(), **peers()})
     write_atomic(ROOT / "docs" / "figures" / "piles-stop.svg", stop_reliability())
+    classes = {"classes": "subsets-classes.json", "trials": "subsets-classes-trials.json"}
+    tables = {mark: short("subsets", name) for mark, name in classes.items()}
+    fill(ROOT / "docs" / "beyond.md", tables | {"ablation": ablation()})
     for task in TABLES:
         fill(ROOT / "docs" / "benchmarks" / f"{task}.md", {task: full(task)})
 

@@ -273,6 +273,7 @@ def test_the_report_has_every_panel(folder: Path, tmp_path: Path, table: Table) 
     text = page.read_text(encoding="utf-8")
     names = {
         "selection-steps-failed", "picked-images", "embedding", "interaction", "convergence", "precision-recall",
+        "reliability",
     }  # fmt: skip
     names |= {"selection-steps"} & set(re.findall(r'id="([^"]*)"', text))  # a model of two epochs may solve none
     assert set(re.findall(r'<figure class="[^"]*" id="([^"]*)"', text)) == names
