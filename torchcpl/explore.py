@@ -194,7 +194,7 @@ def _rounded(pot: Potentials) -> tuple[Potentials, int | None]:
 
 
 def _whole(table: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """``table`` (..., h) as integers of so many bits, times one scale a row (..., 1)."""
+    """``table`` (..., h) quantised to integers of so many bits, with one scale per row (..., 1)."""
     most = 2 ** (bits - 1) - 1
     table = table.float()
     scale = table.abs().amax(-1, keepdim=True).clamp(min=1e-30) / most

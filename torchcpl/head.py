@@ -1,4 +1,4 @@
-"""CPLHead: features of any encoder in, Potentials out."""
+"""CPLHead: features of any encoder to Potentials."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ class ContextNetwork(nn.Module):
 
 
 def _hub() -> Any:
-    """The room of the hub, which needs packages that the core does not."""
+    """The module ``torchcpl.hub``, imported only when used: it needs the extra ``hub``."""
     return importlib.import_module("torchcpl.hub")
 
 
 class CPLHead(nn.Module):
     """Unary scores, interaction and a learned stop from candidate features (B, N, dim).
 
-    Three MLPs of width ``hidden`` give θ, keys and values, their first layers as one; the stop is a learned token that
-    is scored like a candidate.
+    Three MLPs of width ``hidden`` give θ, keys and values, with fused first layers; the stop is a learned token scored
+    like a candidate.
 
     Args:
         dim: width of the features.
         hidden: width of the MLPs, and of keys and values.
         kind: ``lowrank``, the paper's W = K Vᵀ/√h, or ``contextual``, with a small network over the running context,
-            or ``coverage``, with a soft *or* over the picks that says what they have made redundant, or ``recent``,
-            with a term for the latest pick, for sequences in which one pick leads to the next.
+            or ``coverage``, with a soft *or* over the picks, for redundancy, or ``recent``, with a term for the
+            latest pick, for sequences.
         live_stop: give the stop a key, so that stopping can depend on what was picked.
         activation: ``gelu | relu | silu``.
         dropout: inside the MLPs.
     """
 
-    precise = True  # the rounding of scores changes picks: predictions in bfloat16 keep the head in float32
+    precise = True  # stays in float32 in bfloat16 inference: rounding of scores changes picks
 
     def __init__(
         self,
@@ -102,11 +102,11 @@ class CPLHead(nn.Module):
         self.stop_token = nn.Parameter(torch.randn(dim) * dim**-0.5)
         self.context = ContextNetwork(hidden, activation, dropout) if kind == "contextual" else None
         if kind == "coverage":
-            self.cover_offset = nn.Parameter(torch.tensor(-2.0))  # nothing is covered much at first
+            self.cover_offset = nn.Parameter(torch.tensor(-2.0))  # initially almost no coverage
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> CPLHead:
-        """A head that was saved: a folder, or a repository of the Hugging Face hub (extra ``hub``)."""
+        """Load a head from a folder or a repository of the Hugging Face hub (extra ``hub``)."""
         head: CPLHead = _hub().PretrainedHead.from_pretrained(name, **options)
         return head
 
@@ -132,7 +132,7 @@ class CPLHead(nn.Module):
                 raise ValueError(f'pairs: expected none with kind="{self.kind}", only "coverage" reads them')
             check_tensor("pairs", pairs, (batch, n, n), "float")
         token = self.stop_token.to(features.dtype).expand(batch, 1, -1)
-        rows = torch.cat([features, token], 1).flatten(0, 1)  # (B·(N+1), dim): flat, so that chunks are not copied
+        rows = torch.cat([features, token], 1).flatten(0, 1)  # (B·(N+1), dim): flat, so that chunks are views
         parts = zip(self.outputs, self.hidden(rows).chunk(len(self.outputs), -1), strict=True)
         found = side_by_side(*(partial(self.get_submodule(name), part) for name, part in parts))
         scores = {name: out.view(batch, n + 1, out.shape[-1]) for name, out in zip(self.outputs, found, strict=True)}

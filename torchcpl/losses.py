@@ -21,7 +21,7 @@ def ordered_nll(pot: Potentials, order: Tensor, *, per_step: bool = False, reduc
     """Negative log-likelihood of the sequences ``order`` (B, T), −1 after the end, the stop included.
 
     ``−Σ_t log P(order_t | order_{<t}) − log P(stop | order)``, all prefixes at once. ``per_step`` divides each row by
-    its number of choices (picks + 1). An empty target is the loss of stopping at once. ``reduction`` over the rows is
+    its number of choices (picks + 1). For an empty target it is the loss of the stop. ``reduction`` over the rows is
     ``mean | sum | none``.
     """
     check_choice("reduction", reduction, REDUCTIONS)
@@ -46,7 +46,7 @@ def subset_nll(
     reduction: str = "mean",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Loss of the unordered targets ``target`` (B, T), −1 padded: any order of picking them is right.
+    """Loss of the unordered targets ``target`` (B, T), −1 padded, in any order.
 
     A context S ⊆ target with R = target∖S left contributes
 
@@ -90,7 +90,7 @@ def subset_nll(
 
 
 def _check_contexts(pot: Potentials, subsets: int | None, exact: bool, per_step: bool) -> None:
-    """Raise unless the three ways to choose contexts are one, and fit the interaction."""
+    """Check the combination of ``subsets``, ``exact`` and ``per_step``, and that the interaction allows it."""
     if not exact and subsets is None:
         return
     if exact and subsets is not None:
@@ -140,13 +140,13 @@ def _subset_loss(pot: Potentials, target: Tensor, picked: Tensor, weights: tuple
     log_probs = step_log_probs(pot, pot.interaction.after(picks), history, Rules(pot))  # (B, M, N+1)
     remaining = ~picked & (target >= 0).unsqueeze(1)
     index = target.clamp(min=0).unsqueeze(1).expand(picks.shape)
-    # What was picked stands at −inf: masked before summing, so that no 0·inf reaches the gradient.
+    # Earlier picks have log-probability −inf: masked before summing, so that no 0·inf reaches the gradient.
     wanted = log_probs.gather(-1, index).masked_fill(~remaining, 0).sum(-1)
     return _context_terms(wanted, log_probs[..., -1], remaining.sum(-1), weights).mean(1)
 
 
 def _context_terms(picks: Tensor, stop: Tensor, left: Tensor, weights: tuple[float, float]) -> Tensor:
-    """What each context contributes: log P of the items that are left in its target, summed, of the stop; how many."""
+    """The loss of each context from Σ log P of the remaining items, log P of the stop, and the number remaining."""
     early_stop_weight, stop_weight = weights
     going_on = -picks / left.clamp(min=1)
     if early_stop_weight != 0:

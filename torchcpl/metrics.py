@@ -46,7 +46,7 @@ def cluster_scores(picks: Tensor, labels: Tensor) -> dict[str, Tensor]:
     B, N = labels.shape
     if validating(picks) and (picks >= N).any():
         raise ValueError(f"picks: expected indices below {N}, got {int(picks.max())}")
-    # Column N collects the padding and is cut off again.
+    # Column N collects the padding and is dropped.
     chosen = torch.zeros(B, N + 1, dtype=torch.bool, device=labels.device)
     chosen = chosen.scatter(1, torch.where(picks < 0, N, picks), True)[:, :N]  # (B, N)
     size = chosen.sum(1)
@@ -78,8 +78,8 @@ def path_scores(
         min_ade = min_k ½ mean_{p∈P} d(p, Q_k) + ½ mean_{q∈Q_k} d(q, P)
         min_hd  = min_k max(max_{p∈P} d(p, Q_k), max_{q∈Q_k} d(q, P))
 
-    The order of the points is of no account. No distance is defined for an empty prediction, nor for a
-    scene without a path: both are given the value ``empty``.
+    The order of the points does not matter. An empty prediction, or a scene without a path, gets the distance
+    ``empty``.
 
     Args:
         points: (B, T, 2) predicted points; those from ``lengths`` on are padding.
@@ -123,14 +123,14 @@ def path_scores(
 def _between(points: Tensor, point_ok: Tensor, paths: Tensor, path_ok: Tensor) -> tuple[Tensor, Tensor]:
     """Symmetric mean and Hausdorff distance (B, A, K) of answers (B, A, T, 2) and paths (B, K, M, 2).
 
-    ``point_ok`` (B, A, T) and ``path_ok`` (B, K, M) say what is no padding; what is empty is at NaN.
+    ``point_ok`` (B, A, T) and ``path_ok`` (B, K, M) are False in padding; empty answers and paths have NaN.
     """
-    # By coordinate: the matrix product form of cdist loses half the digits, the other has a limit of size on CUDA.
+    # By coordinate: cdist's matrix-product form loses half the precision, its other form has a size limit on CUDA.
     gaps = [points[:, :, None, :, None, axis] - paths[:, None, :, None, :, axis] for axis in (0, 1)]
     distance = (gaps[0].square() + gaps[1].square()).sqrt()  # (B, A, K, T, M)
     there, wanted = point_ok[:, :, None], path_ok[:, None]  # (B, A, 1, T), (B, 1, K, M)
     distance = torch.where(there.unsqueeze(-1) & wanted.unsqueeze(-2), distance, math.inf)
-    # Padding counts nothing in a sum and nothing in a maximum of distances.
+    # Zero for padding: neutral in a sum and in a maximum of distances.
     to_path = torch.where(there, distance.amin(4), 0.0)  # (B, A, K, T)
     to_points = torch.where(wanted, distance.amin(3), 0.0)  # (B, A, K, M)
     ade = 0.5 * to_path.sum(3) / there.sum(3) + 0.5 * to_points.sum(3) / wanted.sum(3)
@@ -157,7 +157,7 @@ def path_distances(points: Tensor, lengths: Tensor, paths: Tensor, path_lengths:
 
 
 def answer_scores(distances: Tensor, probability: Tensor, num_paths: Tensor, near: float = 4.0) -> dict[str, Tensor]:
-    """How well several answers with probabilities stand for the valid paths of a scene.
+    """How well several answers with probabilities cover the valid paths of a scene.
 
     A path is *covered* by the nearest answer where that is within ``near``. With y one of the valid paths, all as
     likely, f_a is the frequency with which answer a covers it, and p_a what was stated::
@@ -238,7 +238,7 @@ def off_road(points: Tensor, lengths: Tensor, drivable: Tensor) -> Tensor:
     H, W = drivable.shape[1:]
     x, y = points.unbind(2)  # (B, T)
     inside = (x >= 0) & (x < W) & (y >= 0) & (y < H)
-    # Padding may hold anything, NaN too, so it is set to a legal pixel before the lookup.
+    # Padding may be NaN, so it is set to a valid pixel before the lookup.
     column = torch.where(inside, x, 0).long()
     row = torch.where(inside, y, 0).long()
     on = inside & drivable.flatten(1).gather(1, row * W + column)

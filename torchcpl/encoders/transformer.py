@@ -28,7 +28,7 @@ class Attention(nn.Module):
     def attend(
         self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, causal: bool = False
     ) -> Tensor:
-        """Queries from ``x`` (B, T, d); ``mask``, broadcast to (B, H, T, N), True = may be looked at, or a bias."""
+        """Queries from ``x`` (B, T, d); ``mask``, broadcast to (B, H, T, N), True = may be attended to, or a bias."""
         dropout = self.dropout if self.training else 0.0
         query = self._split(self.query(x))
         if mask is not None and mask.is_floating_point():
@@ -56,7 +56,7 @@ class EncoderLayer(nn.Module):
         self.norm_first = norm_first
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """``mask`` broadcast to (B, H, N, N): True = may be looked at, or what is added to the attention's logits."""
+        """``mask`` broadcast to (B, H, N, N): True = may be attended to, or what is added to the attention's logits."""
         before, after = self.norms
         if self.norm_first:
             x = x + self.dropout(self._mixed(before(x), mask))

@@ -1,6 +1,6 @@
-"""Which twin runs: the plain code, or the fast one that stands in for it. Every function here returns the result.
+"""Chooses between plain torch and the fast implementations. Every function here returns the result.
 
-An ``…_obstacle`` says in words why a fast twin cannot run, None when it can; it never raises.
+An ``…_obstacle`` returns why a fast implementation does not apply, None when it does; it never raises.
 
 :func:`set_kernels` and :func:`use` choose, and so does the environment variable ``TORCHCPL_KERNELS``:
 
@@ -8,7 +8,7 @@ An ``…_obstacle`` says in words why a fast twin cannot run, None when it can; 
     plain    plain torch everywhere
     triton   the Triton kernels; for decoding and losses, or ``ValueError`` saying why one cannot run
 
-Kernels have no second derivative and know nothing of ``torch.func``: use ``plain`` for those.
+Kernels have no second derivatives and do not support ``torch.func``: use ``plain`` for those.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ check_choice("TORCHCPL_KERNELS", _mode, MODES)
 
 
 def set_kernels(mode: str) -> None:
-    """Choose the twins for all that follows: ``auto``, ``plain`` or ``triton``."""
+    """Choose the implementations from now on: ``auto``, ``plain`` or ``triton``."""
     global _mode
     check_choice("mode", mode, MODES)
     _mode = mode
@@ -54,7 +54,7 @@ def set_kernels(mode: str) -> None:
 
 @contextmanager
 def use(mode: str) -> Iterator[None]:
-    """``set_kernels`` for the length of a ``with`` block."""
+    """``set_kernels`` inside a ``with`` block."""
     before = _mode
     set_kernels(mode)
     try:
@@ -93,7 +93,7 @@ def sample(
         if truncated:
             return "sampling with top_k or top_p"
         if isinstance(pot.interaction, LowRank) and pot.num_candidates > LARGEST_BLOCK and not buildable(pot):
-            return f"samples of {pot.num_candidates} candidates"  # each reads all keys: plain torch reads them once
+            return f"samples of {pot.num_candidates} candidates"  # each would read all keys; plain torch does once
         return decode_obstacle(pot, rules)
 
     def fast() -> Selection:
@@ -131,9 +131,9 @@ def remaining_log_probs(pot: Potentials, order: Tensor, rules: Rules) -> tuple[T
 def either(
     obstacle: Callable[[], str | None], fast: Callable[[], R], plain: Callable[[], R], like: Tensor, must: str = ""
 ) -> R:
-    """What the Triton kernel gives where it is to run and nothing stands in its way, else what plain torch gives.
+    """The result of the Triton kernel where it is enabled and applies, else of plain torch.
 
-    ``must`` names a kernel that has to run where the Triton kernels are asked for.
+    ``must`` names a kernel that must run in the mode ``triton``.
     """
     if _mode == "plain" or (_mode == "auto" and not like.is_cuda):
         return plain()
@@ -153,7 +153,7 @@ def device_obstacle(tensor: Tensor) -> str | None:
 
 
 def _wrong_dtype(pot: Potentials, *parts: Any) -> str | None:
-    """What the kernels do not know of the types in ``pot``, its interaction's ``parts`` included."""
+    """A dtype in ``pot`` or its interaction's ``parts`` that the kernels do not support."""
     tensors = [part for part in (pot.unary, pot.stop, *parts) if isinstance(part, Tensor)]
     odd = [str(tensor.dtype) for tensor in tensors if tensor.dtype not in SINGLES]
     return f"potentials in {odd[0].removeprefix('torch.')}" if odd else None

@@ -1,8 +1,8 @@
 """Greedy decoding inside a graph (``torch.compile``, ``torch.export``, ONNX): one ``while_loop`` of few operations.
 
-A runtime spends about a microsecond on every operation of a step, more than on its numbers. So what does not change
-from step to step is made before the loop, what choosing does not need after it, and stopped rows need no masks: they
-choose the stop again, candidate N, which adds nothing.
+A runtime spends about a microsecond on every operation of a step, more than on its arithmetic. So loop invariants are
+computed before the loop, what choosing does not need after it, and stopped rows need no masks: they choose the stop
+again, candidate N, which adds nothing.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from torchcpl.potentials import Potentials, Selection
 
 
 def obstacle(rules: Rules) -> str | None:
-    """Why this twin cannot run; None when it can: while a graph is made, with nothing but masks and length limits."""
+    """Why this does not apply; None when it does: in a graph, with only masks and length limits."""
     if not torch.compiler.is_compiling():
         return "no torch.compile or torch.export"
     return None if rules.plain else "constraints other than Forbid"
 
 
 def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -> Selection:
-    """The twin of ``rollout`` with argmax or, given a threshold, with the stop judged by its own probability."""
+    """``rollout`` with argmax, or with ``stop_threshold``."""
     from torch._higher_order_ops import while_loop
 
     begun = tuple(part.clone() for part in pot.interaction.start(1))
-    # A while_loop takes no views of one another, as keys and the stop's key of one head are. Contiguous: strides that a
-    # batch of one leaves undecided would be taken for sizes.
+    # while_loop refuses inputs that alias, as keys and stop_key of one head do. Contiguous: the ambiguous strides of a
+    # batch of one would be taken for symbolic sizes.
     pot = pytree.tree_map_only(Tensor, lambda t: t.detach().clone(memory_format=torch.contiguous_format), pot)
     interaction, n = pot.interaction, pot.num_candidates
     dtype = accumulator(pot.unary.dtype)

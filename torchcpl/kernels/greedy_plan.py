@@ -11,9 +11,9 @@ from torchcpl.constraints import Rules
 from torchcpl.interactions import Dense, LowRank
 from torchcpl.potentials import Potentials
 
-LARGEST_BLOCK = 8192  # scores that fit into one program's registers
-BUILD_LIMIT = 2**31  # bytes of W that are built for the sake of speed
-PROGRAMS = 1056  # that keep a GPU's memory busy: eight for each of 132 multiprocessors
+LARGEST_BLOCK = 8192  # most candidates whose scores fit into one program's registers
+BUILD_LIMIT = 2**31  # most bytes of a W that is built for speed
+PROGRAMS = 1056  # programs that saturate memory: eight for each of 132 multiprocessors
 SECOND_WARPS = 8  # that decode by two matrices, where there are candidates for them
 # Numbers of a tile of keys, its warps, and tiles on their way at a time, for programs that share a hypothesis (True) or
 # are alone with one, by the bytes of a number: the quickest on an H200.
@@ -26,7 +26,7 @@ TILES = {
 STAGED_BYTES = 2**17  # of keys that are on their way to a program: shared memory holds them
 LEAST_TILES = 4  # of a program: with fewer, adding up what the programs found would take as long as finding it
 
-# Rough rates of a data-centre GPU, only to weigh one way of decoding against another.
+# Rough rates of a data-centre GPU, to compare the variants.
 DEVICE_BYTES = 4e12  # memory traffic of the whole device, a second
 PROGRAM_BYTES = 6e10  # what one program can read, a second
 FLOPS = {torch.float32: 4e13, torch.float16: 5e14, torch.bfloat16: 5e14}
@@ -35,7 +35,7 @@ LAUNCH = 1e-5  # seconds: less in a captured graph, more out of one
 
 @dataclass(frozen=True)
 class Plan:
-    """One way to decode."""
+    """A variant of the kernel and its sizes."""
 
     kernel: str  # block: W, scores in registers | tiles: W, scores in memory | factored: keys and values
     size: int  # candidates of a block or tile
@@ -56,7 +56,7 @@ def dense(n: int, alone: bool) -> Plan:
 
 @cache
 def factored(rows: int, n: int, hidden: int, bytes_each: int, several: bool) -> Plan:
-    """With keys and values, one program a hypothesis or ``several``, of which an H200 likes many and small ones."""
+    """With keys and values, one program per hypothesis or ``several``; on an H200 many small ones are fastest."""
     deep = max(16, 1 << (max(hidden, 1) - 1).bit_length())
     numbers, warps, stages = TILES[several, bytes_each]
     size = min(max(16, numbers // deep), 256)
@@ -74,7 +74,7 @@ def buildable(pot: Potentials) -> bool:
 
 
 def plan(pot: Potentials, rules: Rules, width: int = 1, draws: bool = False) -> Plan:
-    """The cheapest way to decode ``width`` hypotheses a row."""
+    """The cheapest variant for ``width`` hypotheses a row."""
     batch, n = pot.unary.shape
     if not isinstance(pot.interaction, LowRank):
         return dense(n, alone=isinstance(pot.interaction, Dense))

@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Greedy and sampling decoding on the GPU. The plain twin is ``decoding.rollout``.
+"""Greedy and sampling decoding on the GPU, as ``decoding.rollout`` in plain torch.
 
-A step is a few reductions over N numbers, so launches and trips to the host would cost more than the work.
+A step is a few reductions over N numbers, so launches and host synchronisation would dominate.
 
 - ``block``: one program runs a hypothesis from the first pick to the stop, all N scores in registers; a step reads one
   column of W.
-- ``tiles``: the same for N that no register file holds. What the picks have added waits in a row of global memory (in
-  cache, in practice) and is walked tile by tile.
+- ``tiles``: the same for N that no register file holds. What the picks have added is in a row of global memory, cached
+  in practice, and processed tile by tile.
 - ``factored``: a step reads all keys. Where a hypothesis has many, several programs share them and every step is one
   launch, of programs that first work out what the step before has chosen and then score their share.
 
@@ -35,9 +35,9 @@ from torchcpl.kernels.greedy_plan import Plan
 from torchcpl.kernels.streams import side_by_side
 from torchcpl.potentials import Potentials, Selection
 
-SYNC_EVERY = 32  # launches of a step between two looks at whether all hypotheses have stopped
+SYNC_EVERY = 32  # steps between tests of whether all hypotheses have stopped
 MOST_COVERED = tl.constexpr(LARGEST)
-LOWEST = tl.constexpr(-3.0e38)  # stands in for −inf as a running maximum, whose differences must not be NaN
+LOWEST = tl.constexpr(-3.0e38)  # in place of −inf as a running maximum, whose differences must not be NaN
 
 
 def decode(
@@ -64,7 +64,7 @@ def decode(
         n,
         step_log_prob=unary.new_empty((*shape, steps), dtype=torch.float32),
     )
-    # The seed stays on the device: the host need not wait for it.
+    # The seed stays on the device, without synchronisation.
     seed = None if temperature is None else torch.randint(2**62, (1,), device=unary.device, generator=generator)
     results = (found.indices, found.lengths, found.log_prob, found.step_log_prob)
     sizes = (n, width, rules.min_len, steps, 1 / (temperature or 1.0), math.log(stop_threshold or 1.0))
@@ -79,7 +79,7 @@ def decode(
 def _launch_dense(
     pot: Potentials, rules: Rules, way: Plan, found: Selection, given: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
-    """One launch: W, built if need be, and whatever stands beside it."""
+    """One launch with W, built if needed, and the second matrix of ``Coverage`` or ``Recent``."""
     interaction: Any = pot.interaction
     cover = last = last_stop = None
     if isinstance(interaction, Dense):
@@ -219,13 +219,13 @@ def _choose(pick, logit, score, stop, stop_score, best, mass, log_threshold, N, 
     in sampling logits over the temperature plus noise.
     """
     peak = tl.maximum(tl.maximum(best, stop), LOWEST)
-    norm = tl.log(mass * tl.exp(best - peak) + tl.exp(stop - peak))  # less the peak, which would cost digits
+    norm = tl.log(mass * tl.exp(best - peak) + tl.exp(stop - peak))  # relative to the peak, for precision
     if THRESHOLD:
         stops = stop - peak - norm >= log_threshold
     else:
         stops = stop_score > score
     pick = tl.where(stops, N, pick)
-    # With nothing left to choose the stop is certain, even one whose logit is −inf.
+    # With nothing left to pick the stop is certain, even if its logit is −inf.
     return pick, tl.where(peak == LOWEST, 0.0, tl.where(pick < N, logit, stop) - peak - norm)
 
 

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""The gradient of ``nll_forward``, whose logits are computed again, tile by tile:
+"""The gradient of ``nll_forward``, whose logits are recomputed tile by tile:
 
     p = exp(logits − norm),     ∂logits = [to come]·∂picks − p·(number·∂picks + ∂stop)
 

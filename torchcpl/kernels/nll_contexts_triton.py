@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""The contexts of all prefixes of given sequences, and back: a launch each, where torch would take a dozen.
+"""The contexts of all prefixes of given sequences, and their gradients: one launch each, instead of a dozen in torch.
 
 The context after t picks is the running sum Σ_{u<t} values[order_u], divided by √h. A pick is in every later context:
 its gradient is the sum of theirs. Arguments as in ``nll_forward_triton``, and

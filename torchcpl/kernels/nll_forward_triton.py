@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Log-probabilities after given contexts, whose (B, M, N) logits never reach memory.
 
-A program holds a tile of contexts and walks the keys, a tile of candidates at a time. The tile's logits are one small
-matrix product, and live only until they are added to the running normaliser; the backward pass computes them again.
-Programs that share a result write a share of it each, to be added up later: no atomics, the same bits every time.
+A program holds a tile of contexts and iterates over tiles of candidates. A tile's logits are one small matrix product,
+added to the running normaliser and discarded; the backward pass recomputes them. Programs that split a reduction write
+partial results, summed later: no atomics, deterministic.
 
 All products have the many, candidates or hidden dimensions, in their rows and the few, contexts, in their columns:
 Hopper's matrix instructions take 64 rows at a time, but columns by eights, and read what is shared by all rows from
@@ -37,8 +37,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-3.0e38)  # stands in for −inf as a running maximum, whose differences must not be NaN
-VARYING = ["P", "T"]  # sizes that differ from batch to batch, and are not worth a compilation each
+LOWEST = tl.constexpr(-3.0e38)  # in place of −inf as a running maximum, whose differences must not be NaN
+VARYING = ["P", "T"]  # sizes that differ between batches: not specialised
 
 
 @triton.jit
@@ -87,8 +87,8 @@ def load_candidates(n, unary, unary_n, real, real_n, rank, N):
 
 @triton.jit
 def product(a, b, sums, INTERPRETED: tl.constexpr):
-    """sums + a·b on tensor cores; float32 to its last digits, by three products of TF32."""
-    if INTERPRETED:  # which has no product of bfloat16
+    """sums + a·b on tensor cores; full float32 precision by three TF32 products."""
+    if INTERPRETED:  # NumPy has no bfloat16 product
         return tl.dot(a.to(tl.float32), b.to(tl.float32), sums, input_precision="ieee")
     else:
         return tl.dot(a, b, sums, input_precision="tf32x3")
@@ -136,7 +136,7 @@ def take_in(logits, coming, top, mass, wanted, number):
 
 @triton.jit
 def gather(top, mass, wanted, number):
-    """What the lanes of the first dimension have taken in, together."""
+    """Merge the partial results of the lanes, the first dimension."""
     peak = tl.max(top, 0)
     behind = top - tl.expand_dims(peak, 0)
     return peak, tl.sum(mass * tl.exp(behind), 0), tl.sum(wanted + number * behind, 0), tl.sum(number, 0)
@@ -144,10 +144,10 @@ def gather(top, mass, wanted, number):
 
 @triton.jit
 def settle(scores, at, contexts, there, top, mass, wanted, number, stop, ended, REMAINING: tl.constexpr):
-    """Write down the scores of contexts whose candidates weigh ``mass``·exp(top); ``ended``: the stop is next."""
+    """Write the scores of contexts whose candidates have the mass ``mass``·exp(top); ``ended``: the stop is next."""
     peak = tl.maximum(tl.maximum(top, stop), LOWEST)
     total = mass * tl.exp(top - peak) + tl.exp(stop - peak)
-    possible = total > 0  # with nothing left to choose the stop is certain, even one whose logit is −inf
+    possible = total > 0  # with nothing left to pick the stop is certain, even if its logit is −inf
     rest = tl.log(tl.where(possible, total, 1.0))
     ending = tl.where(possible, stop - peak - rest, 0.0)
     coming = wanted + number * (top - peak) - number * rest
@@ -164,7 +164,7 @@ def settle(scores, at, contexts, there, top, mass, wanted, number, stop, ended, 
 def hand_in(
     scores, shares, ends, at, contexts, there, top, mass, wanted, number, ended, REMAINING: tl.constexpr
 ):
-    """Settle, or leave it to ``nll_combine`` when this is but a share."""
+    """Write the scores, or this program's share for ``nll_combine``."""
     if shares is None:
         stop = tl.load(ends + at, mask=there, other=0.0)
         settle(scores, at, contexts, there, top, mass, wanted, number, stop, ended, REMAINING)
@@ -205,7 +205,7 @@ def nll_forward(
     rank += sequence * N
     length = tl.load(lengths + sequence)
 
-    # Kept lane by lane: adding up over the lanes once, at the end, is cheaper than with every tile.
+    # Kept per lane: reducing over the lanes once, at the end, is cheaper than for every tile.
     top = tl.full((WIDE, TALL), LOWEST, tl.float32)
     mass = tl.zeros((WIDE, TALL), tl.float32)
     wanted = tl.zeros((WIDE, TALL), tl.float32)

@@ -1,8 +1,8 @@
-"""Teacher forcing for ``LowRank`` on the GPU: the twins of ``functional.sequence_log_probs`` and ``prefix_log_probs``.
+"""Teacher forcing for ``LowRank`` on the GPU: ``functional.sequence_log_probs`` and ``prefix_log_probs`` in Triton.
 
-From values and sequences to contexts (``nll_contexts_triton``), from contexts and keys to the log-probabilities of what
-comes after them (``nll_forward_triton``), and back (``nll_backward_triton``). The kernels take less time than a host
-needs to launch them: all of it is one differentiable function of few launches.
+Values and sequences give contexts (``nll_contexts_triton``), contexts and keys give log-probabilities
+(``nll_forward_triton``), and ``nll_backward_triton`` the gradients. Launches take longer than the kernels, so all of it
+is one differentiable function of few launches.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _launch(
     query: Tensor, keys: Tensor, unary: Tensor, real: Tensor, rank: Tensor, lengths: Tensor, scores: Tensor,
     remaining: bool,
 ) -> tuple[tuple[Any, ...], Tiles, dict[str, Any]]:  # fmt: skip
-    """What the kernels over contexts and keys are given: tensors with their strides, then sizes; tiles; options."""
+    """The arguments of the kernels over contexts and keys: tensors with their strides, sizes, tiles, options."""
     batch, candidates, hidden = keys.shape
     count, steps = scores.shape[2], scores.shape[3] - 1
     tile = tiles(batch, count, steps, candidates, hidden, keys.dtype)
@@ -183,7 +183,7 @@ def _launch(
 
 
 def opaque(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` as it is, and as one operation that it does not look into for ``torch.compile``."""
+    """``function``, and under ``torch.compile`` one opaque operation."""
     operation = torch.library.custom_op(
         f"torchcpl::{function.__name__.lstrip('_')}", function, mutates_args=(), schema=schema
     )

@@ -1,4 +1,4 @@
-"""Pieces of work that do not depend on each other, at the same time."""
+"""Independent computations in parallel on CUDA streams."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torchcpl.checks import capturing
 def side_by_side(*works: Callable[[], Any]) -> list[Any]:
     """The results. While a CUDA graph is captured they are branches of it, which the device may run at once.
 
-    The first of them is started first: let it be the longest. One after the other where gradients are wanted, whose
-    backward pass would have to wait for the branches too.
+    The first is started first and should be the longest. Sequential where gradients are needed, whose backward pass
+    would have to synchronise the branches too.
     """
     if not capturing() or torch.is_grad_enabled():
         return [work() for work in works]

@@ -139,7 +139,7 @@ def variants(rows: Sequence[Row], score: Column, cost: Column) -> Figure:
 def reliability(
     panels: Mapping[str, Mapping[str, tuple[Array, Array]]], colours: Mapping[str, str], bins: int = 10
 ) -> Figure:
-    """For every panel a line a method: how often what was given a probability came true, in bins of equal counts."""
+    """One panel each, one line per method: observed frequency against stated probability, in bins of equal counts."""
     figure = new_figure(WIDTH * 0.8, WIDTH * 0.4)
     for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         axes.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8)

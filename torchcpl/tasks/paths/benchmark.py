@@ -1,4 +1,4 @@
-"""The paths task as the command line knows it."""
+"""The benchmark of the paths task."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class PathsBenchmark(Benchmark[PathsConfig]):
         return PathsTask(config, scenes_of(config))
 
     def table(self, paths: Sequence[str | Path], rules: Sequence[str] = ()) -> Table:
-        """Of runs that each leave out a map, a section a map."""
+        """For runs that each leave out a map: one section per map."""
         return self._sections(paths, lambda some: super(PathsBenchmark, self).table(some, rules))
 
     def answers_table(self, paths: Sequence[str | Path], count: int) -> Table:
@@ -273,6 +273,6 @@ def make_scenes(
 
 
 def _strata(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> str:
-    """How many scenes have 1, 2, 3 and more valid paths, in words."""
+    """The numbers of scenes with 1, 2, 3 and more valid paths, as text."""
     shares = np.bincount(np.minimum(counts, 4), minlength=5)[1:].tolist()
     return ", ".join(f"{count} with {n}" for n, count in zip(("1", "2", "3", "≥ 4"), shares, strict=True))

@@ -252,7 +252,7 @@ def split_by_map(scenes: Scenes, name: str, held_out: float = 0.0) -> Split:
 
 
 def _part(numbers: Ints, share: float, scenes: Scenes) -> tuple[Ints, Ints, Ints]:
-    """Scenes cut by one line a map: kept, beyond, and dropped between."""
+    """Scenes cut by one line per map: kept, beyond, and dropped between."""
     strata = np.minimum(scenes.counts, 4) - 1
     of_map = [numbers[scenes.map_index[numbers] == m] for m in range(len(scenes.maps))]
     wanted = np.zeros(4)

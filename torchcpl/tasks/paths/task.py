@@ -1,4 +1,4 @@
-"""Path prediction: one valid path through a scene from above, trained from one of its paths at a time."""
+"""Path prediction: one valid path through a bird's-eye scene, trained on one of its paths at a time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ METHODS = {
     "multi_hypothesis": "Multi-hypothesis",
     "pointer": "Pointer (AR)",
     "cpl": "CPL",
-}  # what the tables call them, in their order
+}  # names in the tables, in order
 NEAR = 4.0  # px: an answer so near a path stands for it
 COLUMNS = ("min_ade", "min_hd", "off_road", "min_ade_n1", "min_ade_n2", "min_ade_n3", "min_ade_n4plus")
 SPLITS = ("index", "geography")
@@ -106,14 +106,14 @@ class PathsConfig(TrainConfig):
 
 
 class PathBatch(NamedTuple):
-    """Scenes, and of each the one path that training shows."""
+    """Scenes with one path each, the training target."""
 
     images: Tensor  # (B, 256, 256) uint8 palette indices
     path: Tensor  # (B, T, 2) px, −1 after the end
 
 
 class Prediction(NamedTuple):
-    """Picked cells and the points in them."""
+    """Selected cells and the points in them."""
 
     selection: Selection
     points: Tensor  # (B, T, 2) px; those from ``lengths`` on are padding
@@ -133,7 +133,7 @@ class Answers(NamedTuple):
 
 
 class PathsModel(SelectionModel):
-    """Encoder, offsets and method. ``model(batch)`` is the losses, ``model.select(images)`` the path."""
+    """Encoder, offsets and method. ``model(batch)`` returns the losses, ``model.select(images)`` the path."""
 
     colors: Tensor
     places: Tensor
@@ -173,7 +173,7 @@ class PathsModel(SelectionModel):
     def points(self, features: Tensor) -> Tensor:
         """The point (B, N, 2) in each cell, px."""
         offset = self.offset(features).float()
-        # What is matched to a target may lie in another cell than it.
+        # A matched candidate may be in another cell than its target.
         return torch.add(self.corners, offset + 0.5 if self.matched else offset.sigmoid(), alpha=CELL)
 
     def forward(self, batch: PathBatch) -> dict[str, Tensor]:
@@ -190,7 +190,7 @@ class PathsModel(SelectionModel):
         return {"loss": loss, "selection": selection, "offset": offset}
 
     def decode(self, features: Tensor, inputs: Tensor, knob: float | None = None) -> Prediction:
-        """The path that the method selects, given the encoded cells of the images."""
+        """The method's path from the encoded cells of the images."""
         potentials = self.method.potentials(features, self._all(features))
         selection, points = side_by_side(
             lambda: self.method.pick(potentials, self.max_len, knob),
@@ -289,7 +289,7 @@ class SceneSet:
 
 
 class PathsTask:
-    """What the training loop needs: a model, batches by number, and validation."""
+    """The task: a model, batches by step number, and validation."""
 
     ordered = True  # whether the order of the picks matters
     metric = "min_ade"
@@ -321,14 +321,14 @@ class PathsTask:
 
     @property
     def capturable(self) -> bool:
-        return self.config.method != "hungarian"  # whose assignment is found on the host
+        return self.config.method != "hungarian"  # its assignment is solved on the host
 
     def build(self, pretrained: bool = True) -> PathsModel:
         """The model, its backbone ``pretrained`` where the configuration names weights."""
         return PathsModel(self.config if pretrained else override(self.config, weights=""))
 
     def batch(self, step: int) -> PathBatch:
-        """Scenes of an epoch in random order, the last batch filled up from its beginning."""
+        """The scenes of an epoch in random order, the last batch completed from its beginning."""
         epoch, place = divmod(step, self.steps_per_epoch)
         size, base = self.config.batch_size, self.config.seed * 1_000_003
         if self._order is None or self._order[0] != epoch:
@@ -342,7 +342,7 @@ class PathsTask:
         return PathBatch(*self.augment(self.train.images[rows], self.train.paths[rows, which], self.generator))
 
     def validate(self, model: PathsModel) -> dict[str, float]:
-        """The columns on the scenes the checkpoint is chosen on and, where these are others, on the reported ones."""
+        """The metrics on the selection scenes and, if these are others, on the reported ones."""
         found = self.evaluate(model, self.chosen_on)
         if self.chosen_on is not self.reported:
             reported = self.evaluate(model, self.reported)
@@ -350,7 +350,7 @@ class PathsTask:
         return found
 
     def report(self, model: PathsModel, knob: float | None = None) -> dict[str, float]:
-        """The columns on the reported scenes."""
+        """The metrics on the reported scenes."""
         return self.evaluate(model, self.reported)
 
     def examples(self, batch: int, limit: int) -> list[Tensor]:
@@ -407,7 +407,7 @@ class PathsTask:
 
 
 def split_scenes(config: PathsConfig, scenes: Scenes) -> Split:
-    """The parts of the scenes that a configuration asks for."""
+    """The parts of the scenes of a configuration."""
     if config.split.startswith(MAP):
         parts = split_by_map(scenes, config.split.removeprefix(MAP), config.held_out)
     elif config.split == "geography":
