@@ -100,3 +100,10 @@ def test_few_graphs_for_many_sizes(kind: str, what: str) -> None:
         for a, b in zip(pytree.tree_leaves(have), pytree.tree_leaves(model(*given)), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     assert counter.frame_count <= 2
+
+
+def test_beams_in_one_graph() -> None:
+    compiled = torch.compile(lambda pot: cpl.beam(pot, 3, 2), fullgraph=True, backend="eager")
+    for seed in range(4):
+        pot = potentials("lowrank", seed)
+        same(compiled(pot), cpl.beam(pot, 3, 2))

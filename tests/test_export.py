@@ -154,3 +154,32 @@ def test_a_traced_decoder_is_refused() -> None:
 
 def test_every_kind_of_the_head_is_tried() -> None:
     assert set(OPTIONS) == {"dense", *KINDS}
+
+
+class Sampler(nn.Module):
+    def forward(self, unary: Tensor, stop: Tensor, W: Tensor) -> Tensor:
+        return cpl.sample(cpl.Potentials(unary, stop, cpl.Dense(W)), num_samples=20_000).indices
+
+
+def test_an_exported_sampler_follows_the_law() -> None:
+    """Every answer as often as its probability says, five standard errors off at most, and the same for one seed."""
+    torch.manual_seed(0)
+    args = torch.randn(1, 3), torch.randn(1), torch.randn(1, 3, 3)
+    program = torch.export.export(Sampler(), args).module()
+    torch.manual_seed(1)
+    found = program(*args)  # (S, 1, 3)
+    answers, counts = found[:, 0].unique(dim=0, return_counts=True)
+    p = cpl.log_prob(cpl.Potentials(*args[:2], cpl.Dense(args[2]))[torch.zeros(len(answers)).long()], answers).exp()
+    assert p.sum() > 0.99
+    assert ((counts / len(found) - p).abs() < 5 * (p * (1 - p) / len(found)).sqrt()).all()
+    torch.manual_seed(1)
+    assert torch.equal(program(*args), found)
+
+
+def test_an_exported_sampler_refuses_a_generator() -> None:
+    class Seeded(nn.Module):
+        def forward(self, unary: Tensor, stop: Tensor, W: Tensor) -> Tensor:
+            return cpl.sample(cpl.Potentials(unary, stop, cpl.Dense(W)), generator=torch.Generator()).indices
+
+    with pytest.raises(Exception, match="generator: expected None"):
+        torch.export.export(Seeded(), (torch.randn(1, 3), torch.randn(1), torch.randn(1, 3, 3)))

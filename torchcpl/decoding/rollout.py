@@ -116,7 +116,9 @@ def refuse_tracing() -> None:
 
 def may_test(step: int, device: torch.device) -> bool:
     """Whether to test, before this step, if all hypotheses have stopped."""
-    return not capturing() and (device.type == "cpu" or step % SYNC_EVERY == SYNC_EVERY - 1)
+    if capturing() or torch.compiler.is_compiling():
+        return False
+    return device.type == "cpu" or step % SYNC_EVERY == SYNC_EVERY - 1
 
 
 def samples_first(selection: Selection) -> Selection:

@@ -24,18 +24,18 @@ class PointerHead(nn.Module):
     """Features (B, N, dim) to potentials whose interaction is an autoregressive decoder.
 
     The input at step t is the feature of pick t−1 plus a learned embedding of the step, a learned start token at
-    step 0; the logits are ``q(decoder)·k(features)/√dim`` for the candidates and ``s(decoder)`` for the stop, with q, k
-    and s MLPs of two layers.
+    step 0; the logits are ``q(decoder)·k(features)/√dim`` for the candidates and ``s(decoder)`` for the stop.
 
     Args:
         max_len: largest number of picks, that of the step embeddings.
         cache: keep keys and values from step to step; False recomputes the whole history and the projections of the
             candidates at every step, as the paper's code does.
+        projection_layers: 1 for linear projections q, k and s, 2 for MLPs, as in the paper's code.
     """
 
     def __init__(
         self, dim: int, *, layers: int = 2, heads: int = 4, ffn: int = 1024, dropout: float = 0.0, max_len: int = 64,
-        cache: bool = True,
+        cache: bool = True, projection_layers: int = 1,
     ) -> None:  # fmt: skip
         super().__init__()
         self.dim = dim
@@ -43,7 +43,9 @@ class PointerHead(nn.Module):
         self.cache = cache
         self.layers = nn.ModuleList(DecoderLayer(dim, heads, ffn, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
-        self.query, self.key, self.stop = (mlp(dim, dim, out, "relu", 0.0) for out in (dim, dim, 1))
+        self.query, self.key, self.stop = (
+            nn.Linear(dim, out) if projection_layers == 1 else mlp(dim, dim, out, "relu", 0.0) for out in (dim, dim, 1)
+        )
         self.start_token = nn.Parameter(torch.randn(dim) * dim**-0.5)
         self.step_embedding = nn.Parameter(torch.randn(max_len + 1, dim) * 0.02)
 

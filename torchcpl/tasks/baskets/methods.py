@@ -149,7 +149,13 @@ class PointerSets(StepwiseSets):
         width = config.width
         self.items = nn.Parameter(torch.randn(self.num_items, width))
         self.head = PointerHead(
-            width, layers=1, heads=4, ffn=2 * width, dropout=config.dropout, max_len=config.max_items
+            width,
+            layers=1,
+            heads=4,
+            ffn=2 * width,
+            dropout=config.dropout,
+            max_len=config.max_items,
+            projection_layers=2,
         )
 
     def potentials(self) -> Potentials:

@@ -92,6 +92,7 @@ class PathsConfig(TrainConfig):
     kind: str = option("lowrank", "interaction of the CPL head", choices=KINDS)
     live_stop: bool = option(True, "let the stop of the CPL head depend on the picks")
     decoder_layers: int = option(2, "layers of the pointer's decoder", low=1)
+    projection_layers: int = option(1, "layers of the pointer's projections; its authors have 2", low=1, high=2)
     hypotheses: int = option(6, "hypotheses of multi_hypothesis", low=1)
     selection_weight: float = option(10.0, "weight of the selection loss", low=0.0)
     offset_weight: float = option(
@@ -242,7 +243,7 @@ def build_method(config: PathsConfig) -> Method:
     if config.method == "pointer":
         decoder = PointerHead(
             config.dim, layers=config.decoder_layers, heads=config.heads, ffn=config.ffn, dropout=config.dropout,
-            max_len=config.max_len,
+            max_len=config.max_len, projection_layers=config.projection_layers,
         )  # fmt: skip
         return Stepwise(decoder, ordered=True, min_len=1)
     settings: dict[str, Any] = {"pos_weight": 1.0}

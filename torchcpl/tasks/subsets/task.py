@@ -86,6 +86,7 @@ class SubsetsConfig(TrainConfig):
     kind: str = option("lowrank", "interaction of the CPL head", choices=KINDS)
     live_stop: bool = option(False, "let the stop of the CPL head depend on the picks")
     decoder_layers: int = option(2, "layers of the pointer's decoder", low=1)
+    projection_layers: int = option(1, "layers of the pointer's projections; its authors have 2", low=1, high=2)
     pointer_cache: bool = option(True, "keep the pointer's keys and values from step to step")
 
     permutations: int = option(10, "random orders of each target (cpl, pointer)", low=1)
@@ -183,7 +184,7 @@ def build_method(config: SubsetsConfig) -> Method:
     if config.method == "pointer":
         decoder = PointerHead(
             config.dim, layers=config.decoder_layers, heads=config.heads, ffn=config.ffn, dropout=config.dropout,
-            max_len=config.max_len, cache=config.pointer_cache,
+            max_len=config.max_len, cache=config.pointer_cache, projection_layers=config.projection_layers,
         )  # fmt: skip
         return Stepwise(decoder, **objective)
     if config.method == "threshold":
