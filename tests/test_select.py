@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 
 import torchcpl as cpl
 from torchcpl.cli import main
+from torchcpl.interactions import DenseCoverage
 from torchcpl.reduce import Rows, reduce
-from torchcpl.select import apportion, assign, load_model, save_model, shipped
+from torchcpl.select import apportion, assign, greedy_to_median, load_model, save_model, shipped
 from torchcpl.vectors import read_vectors
 
 
@@ -121,11 +123,27 @@ def test_bad_input_is_refused(x: Any, options: dict[str, Any], message: str) -> 
         cpl.select(x, **options)
 
 
+def test_the_number_of_picks_is_its_median() -> None:
+    nothing = DenseCoverage(torch.full((1, 4, 4), -30.0), torch.zeros(1, 4))
+    pot = cpl.Potentials(torch.tensor([[3.0, 2.0, 1.0, 0.0]]), torch.tensor([1.0]), nothing)
+    found = greedy_to_median(pot, 4, 1)
+    weight, stopped, going_on = [math.exp(v) for v in (3, 2, 1, 0)], 0.0, 1.0
+    for k in range(1, 5):  # the stop weighs e against those that are left
+        stop = math.e / (math.e + sum(weight[k:]))
+        stopped, going_on = stopped + going_on * stop, going_on * (1 - stop)
+        if stopped >= 0.5:
+            break
+    assert found.tolist() == [list(range(k))]
+    torch.testing.assert_close(found.log_prob, cpl.log_prob(pot, found.indices, min_len=1))
+    assert greedy_to_median(pot, 4, 4).tolist() == [[0, 1, 2, 3]]
+    assert greedy_to_median(pot, 1).tolist() == [[0]]
+
+
 def test_weights_of_the_model_go_through_a_file(tmp_path: Path) -> None:
-    model, threshold = shipped("cpu")
-    save_model(tmp_path / "m.safetensors", model, threshold, note="x")
-    again, same, said = load_model(tmp_path / "m.safetensors")
-    assert (same, said["note"]) == (threshold, "x")
+    model = shipped("cpu")
+    save_model(tmp_path / "m.safetensors", model, note="x")
+    again, said = load_model(tmp_path / "m.safetensors")
+    assert said["note"] == "x"
     for a, b in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
     (tmp_path / "m.safetensors").write_bytes(b"nothing")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcpl.checks import check_count
-from torchcpl.encoders.distances import DistanceModel, distances
+from torchcpl.encoders.distances import distances
 from torchcpl.files import extra
 from torchcpl.losses import subset_nll
 from torchcpl.select import as_vectors, assign, load_model, save_model, select_by, shipped
@@ -66,7 +66,7 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         if _is_bags(X) and y is not None:
             return self._tune(X, y)
         X = validate_data(self, X, dtype=[np.float64, np.float32])
-        self.model_, self.stop_threshold_ = _copied(*shipped("cpu"))
+        self.model_ = copy.deepcopy(shipped("cpu"))
         self.representatives_ = self._picks(X)
         self.representative_vectors_ = X[self.representatives_]
         self.labels_ = assign(X, self.representatives_, self.metric).numpy()
@@ -108,19 +108,19 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     def save(self, path: str | Path) -> None:
         """The model and the parameters as one safetensors file; no pickle."""
         check_is_fitted(self, "model_")
-        save_model(path, self.model_, self.stop_threshold_, selector=json.dumps(self.get_params()))
+        save_model(path, self.model_, selector=json.dumps(self.get_params()))
 
     @classmethod
     def load(cls, path: str | Path) -> Selector:
         """What ``save`` wrote, ready to ``predict`` from bags."""
-        model, threshold, said = load_model(path)
+        model, said = load_model(path)
         found = cls(**json.loads(said.get("selector", "{}")))
-        found.model_, found.stop_threshold_ = model, threshold
+        found.model_ = model
         return found
 
     def _picks(self, X: NDArray[Any]) -> NDArray[np.int64]:
-        model = (self.model_, self.stop_threshold_)
-        found = select_by(model, X, self.size, self.metric, (self.min_size, self.max_size), seed=self.random_state)
+        between = (self.min_size, self.max_size)
+        found = select_by(self.model_, X, self.size, self.metric, between, seed=self.random_state)
         rows: NDArray[np.int64] = found.indices[found.indices >= 0].numpy()
         return rows
 
@@ -131,7 +131,7 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"y: expected the picks of each of {len(bags)} bags, got {len(picks)}")
         d = [distances(as_vectors(_array(bag), self.metric), self.metric) for bag in bags]
         wanted = [_rows(pick, len(one), i) for i, (pick, one) in enumerate(zip(picks, d, strict=True))]
-        model, self.stop_threshold_ = _copied(*shipped("cpu"))
+        model = copy.deepcopy(shipped("cpu"))
         model.train().requires_grad_(True)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.lr)
         generator = torch.Generator().manual_seed(self.random_state)
@@ -155,10 +155,6 @@ def _is_bags(X: Any) -> bool:
 
 def _array(X: Any) -> NDArray[Any]:
     return X.detach().cpu().numpy() if isinstance(X, Tensor) else np.asarray(X)
-
-
-def _copied(model: DistanceModel, threshold: float) -> tuple[DistanceModel, float]:
-    return copy.deepcopy(model), threshold
 
 
 def _rows(picks: Any, n: int, bag: int) -> Tensor:

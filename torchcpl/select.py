@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from torchcpl.checks import check_choice, check_count, describe
-from torchcpl.constraints import Constraint, Forbid, History
+from torchcpl.constraints import Constraint, Forbid, History, Rules
 from torchcpl.decoding.greedy import greedy
 from torchcpl.encoders.distances import DistanceModel, distances
+from torchcpl.functional import prefix_log_probs
 from torchcpl.hypotheses import hypotheses
 from torchcpl.interactions.base import gather_rows
 from torchcpl.potentials import Potentials, Selection, picked_mask
@@ -80,7 +81,7 @@ def select(
 
 
 def select_by(
-    model: tuple[DistanceModel, float] | None,
+    model: DistanceModel | None,
     x: Any,
     size: int | None,
     metric: str,
@@ -90,7 +91,7 @@ def select_by(
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> Selection:
-    """``select`` by another model than that of the package: the model and the P(stop) at which it stops.
+    """``select`` by another model than that of the package.
 
     ``between``: the fewest and the most picks; ``rules``: require, forbid, weights.
     """
@@ -106,8 +107,7 @@ def select_by(
     )
     bonus = as_weights(rules[2], shape, place)
     least, most = sizes(size, *between, required, forbidden)
-    net, threshold = model or shipped(str(place))
-    picker = _Picker(net, None if size is not None else threshold, num_hypotheses, seed)
+    picker = _Picker(model or shipped(str(place)), size is not None, num_hypotheses, seed)
     if values is None:
         if num_hypotheses > 1:
             raise ValueError(f"num_hypotheses: expected 1 for a pile of more than {DIRECT} rows, got {num_hypotheses}")
@@ -124,11 +124,8 @@ def select_by(
 
 
 @torch.no_grad()
-def pile_potentials(x: Any, metric: str = "euclidean", weights: Any = None) -> tuple[Potentials, float]:
-    """What ``select`` picks by from a pile (N, D) of at most `DIRECT` rows, and the P(stop) at which it stops.
-
-    Of rows that are equal all but one are masked.
-    """
+def pile_potentials(x: Any, metric: str = "euclidean", weights: Any = None) -> Potentials:
+    """What ``select`` picks by from a pile (N, D) of at most `DIRECT` rows; of equal rows all but one are masked."""
     check_choice("metric", metric, METRICS)
     if len(x) > DIRECT:
         raise ValueError(f"x: expected at most {DIRECT} rows, got {len(x)}")
@@ -136,17 +133,42 @@ def pile_potentials(x: Any, metric: str = "euclidean", weights: Any = None) -> t
     nothing = torch.zeros(values.shape[:2], dtype=torch.bool)
     bonus = as_weights(weights, (1, values.shape[1]), values.device)
     kept = distinct(values, metric, nothing, nothing, bonus, 1)
-    net, threshold = shipped("cpu")
-    pot: Potentials = net(values.float() if metric == "precomputed" else distances(values, metric), kept)
-    return replace(pot, unary=pot.unary + bonus.to(pot.unary)), threshold
+    pot: Potentials = shipped("cpu")(values.float() if metric == "precomputed" else distances(values, metric), kept)
+    return replace(pot, unary=pot.unary + bonus.to(pot.unary))
+
+
+@torch.no_grad()
+def greedy_to_median(
+    pot: Potentials, most: int | None = None, least: int = 0, constraints: Sequence[Constraint] = ()
+) -> Selection:
+    """Greedy picks, as many as the median of their number says: up to the first k with P(stopped by k) ≥ ½.
+
+    P(stopped by k) = 1 − Π_{t ≤ k}(1 − P(stop after t picks)).
+    """
+    found = greedy(pot, most, min_len=least, stop_threshold=0.5, constraints=constraints)  # at the median or later
+    rules = Rules(pot, most, least, 0.0, constraints)
+    stop = prefix_log_probs(pot, found.indices.unsqueeze(1), rules)[1][:, 0]  # (B, T+1)
+    length = torch.minimum(median_length(stop.exp()), found.lengths)
+    ended = torch.arange(found.indices.shape[1], device=stop.device) >= length.unsqueeze(-1)
+    assert found.step_log_prob is not None
+    steps = found.step_log_prob.masked_fill(ended, 0)
+    log_prob = steps.sum(-1) + stop.gather(1, length.unsqueeze(-1)).squeeze(-1)
+    indices = found.indices.masked_fill(ended, -1)
+    return replace(found, indices=indices, lengths=length, log_prob=log_prob, step_log_prob=steps)
+
+
+def median_length(stop: Tensor) -> Tensor:
+    """(B,) the median of the number of picks, from P(stop) after each number of them (B, T+1); T where it is beyond."""
+    going_on: Tensor = (1 - stop[:, :-1]).cumprod(-1) > 0.5
+    return going_on.sum(-1)
 
 
 @dataclass(frozen=True)
 class _Picker:
-    """Picks by a model from distances; with no ``threshold`` as many as there must be at most."""
+    """Picks by a model from distances; where ``exact`` as many as there may be at most."""
 
     model: DistanceModel
-    threshold: float | None
+    exact: bool
     num_hypotheses: int
     seed: int
 
@@ -161,7 +183,9 @@ class _Picker:
         constraints += [_FirstOf(required)] if bool(required.any()) else []
         least, most = between
         if self.num_hypotheses == 1:
-            return greedy(pot, most, min_len=least, stop_threshold=self.threshold, constraints=constraints)
+            if self.exact:
+                return greedy(pot, most, min_len=least, constraints=constraints)
+            return greedy_to_median(pot, most, least, constraints)
 
         def apart(picks: Tensor) -> Tensor:
             """How differently two answers (B, K, T) serve the rows, of their mean distance: (B, K, K)."""
@@ -181,7 +205,7 @@ def _large(
 ) -> Selection:
     """Two stages: micro-clusters, then the model over their means, in parts where there are more than a few hundred."""
     n, (least, most) = len(rows), between
-    exact = picker.threshold is None
+    exact = picker.exact
     parts = exact and most > TRAINED
     count, part_size = (min(n, MICRO * most), PART) if parts else (min(n, WHOLE), WHOLE)
     allowed = rows.first_of_equal(~forbidden, required) & ~forbidden & ~required
@@ -293,24 +317,22 @@ class _FirstOf:
 
 
 @cache
-def shipped(device: str) -> tuple[DistanceModel, float]:
-    """The model of the package and the P(stop) at which it stops."""
-    return load_model(SHIPPED, device)[:2]
+def shipped(device: str) -> DistanceModel:
+    """The model of the package."""
+    return load_model(SHIPPED, device)[0]
 
 
-def load_model(path: str | Path, device: str = "cpu") -> tuple[DistanceModel, float, dict[str, str]]:
-    """A model, its stopping probability and what else is said in a safetensors file."""
+def load_model(path: str | Path, device: str = "cpu") -> tuple[DistanceModel, dict[str, str]]:
+    """A model and what else is said in a safetensors file."""
     weights, said = read_safetensors(path)
     model = DistanceModel(**json.loads(said["model"]))
     model.load_state_dict({name: value.float() for name, value in weights.items()})
-    return model.to(device).eval().requires_grad_(False), float(said["stop_threshold"]), said
+    return model.to(device).eval().requires_grad_(False), said
 
 
-def save_model(path: str | Path, model: DistanceModel, stop_threshold: float, **said: str) -> None:
+def save_model(path: str | Path, model: DistanceModel, **said: str) -> None:
     """Write what ``load_model`` reads, in float16, with ``said`` beside it."""
-    header: dict[str, Any] = {
-        "__metadata__": {**said, "model": json.dumps(model.widths), "stop_threshold": str(stop_threshold)}
-    }
+    header: dict[str, Any] = {"__metadata__": {**said, "model": json.dumps(model.widths)}}
     data = b""
     for name, value in model.state_dict().items():
         part = value.detach().cpu().half().numpy().tobytes()

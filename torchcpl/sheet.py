@@ -79,7 +79,7 @@ def write_explorer(
     forbidden: list[int], exact: bool,
 ) -> None:  # fmt: skip
     """Write a page to explore the selection, with thumbnails if the items are images, of a few hundred rows."""
-    pot, threshold = pile_potentials(vectors.values, metric, weights)
+    pot = pile_potentials(vectors.values, metric, weights)
     shape = (1, pot.num_candidates)
     must, never = (as_mask("rows", rows, shape, pot.mask.device) for rows in (required, forbidden))
     images = None if vectors.files is None else [read_image(file, 96) for file in vectors.files]
@@ -87,7 +87,7 @@ def write_explorer(
     explore(
         pot, path, images if images is not None else list(vectors.ids), labels=list(vectors.ids) if images else None,
         title=f"{len(vectors.ids)} candidates", min_len=least, max_len=most,
-        stop_threshold=None if exact else threshold, constraints=[Require(must), Forbid(never)],
+        stop_threshold=None if exact else 0.5, constraints=[Require(must), Forbid(never)],
     )  # fmt: skip
 
 

@@ -29,11 +29,11 @@ from torchcpl.tasks.piles.task import (
     PilesTask,
     count_classes,
     cover_nll,
-    first_stop,
     own_orders,
     pair_loss,
     path,
     random_orders,
+    shifted_length,
 )
 from torchcpl.train import fit
 
@@ -92,8 +92,9 @@ def test_orders_hold_one_member_of_every_class_or_the_models_own_picks() -> None
 
 
 def test_stop_probabilities_count_classes_and_pairs() -> None:
-    stop = torch.tensor([[0.9, 0.1, 0.6, 0.2], [0.0, 0.1, 0.1, 0.2]])
-    assert first_stop(stop, 0.5).tolist() == [2, 3]
+    stop = torch.tensor([[0.9, 0.1, 0.5, 0.2], [0.0, 0.1, 0.1, 0.2], [0.9, 0.3, 0.3, 0.9]])
+    assert shifted_length(stop, 0.0).tolist() == [2, 3, 2]  # 1 − .9·.5 ≥ ½; 1 − .7·.7 ≥ ½
+    assert shifted_length(stop, -9.0).tolist() == [3, 3, 3]
     assert count_classes(torch.tensor([[5, 5, 0, -1], [-1, -1, -1, -1]])).tolist() == [2, 0]
     labels = torch.tensor([[1, 1, 2]])
     good = torch.tensor([[9.0, -9.0, -9.0]])  # pairs 01, 02, 12

@@ -19,7 +19,7 @@ from torchcpl.encoders.distances import DistanceModel, distance_features
 from torchcpl.functional import logsumexp, prefix_logits
 from torchcpl.metrics import cluster_scores
 from torchcpl.potentials import Potentials, Selection, picked_mask
-from torchcpl.select import load_model
+from torchcpl.select import greedy_to_median, load_model, median_length
 from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.piles.data import (
     FEWEST,
@@ -36,10 +36,9 @@ from torchcpl.train import device_of
 
 METHODS = {"cpl": "CPL"}
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
-STOP = 0.35  # P(stop) at which to stop, unless one is chosen
 OWN_STEPS = 18  # of the model's own picks
 BEYOND = 4  # contexts in which all is covered and more was picked
-THRESHOLDS = (0.03, 0.06, *(round(0.05 * i, 2) for i in range(2, 18)))
+SHIFTS = tuple(round(-2.5 + 0.1 * i, 1) for i in range(31))  # of the stop's logit, to choose from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +166,7 @@ class PilesModel(SelectionModel):
         return pot
 
     def decode(self, features: Potentials, inputs: Bags, knob: float | None = None) -> Selection:
-        return greedy(features, min_len=1, stop_threshold=STOP if knob is None else knob)
+        return greedy_to_median(replace(features, stop=features.stop + (knob or 0.0)), least=1)
 
 
 class Ahead:
@@ -269,9 +268,9 @@ class PilesTask:
         return {"nodes": nodes, "edges": edges, "labels": bags.labels}
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """Mean CluF1 at the best threshold on the bags choices are made on; at that, each reported set's scores."""
-        scores = self.evaluate(model, self.chosen_on, THRESHOLDS)
-        knob = max(THRESHOLDS, key=lambda value: mean(scores[value])["clu_f1"])
+        """Mean CluF1 on the bags choices are made on, at the best shift of the stop; at that, each reported set's."""
+        scores = self.evaluate(model, self.chosen_on, SHIFTS)
+        knob = max(SHIFTS, key=lambda value: mean(scores[value])["clu_f1"])
         both = self.evaluate(model, self.reported, (knob, None))
         found = {**mean(scores[knob]), "knob": knob}
         found.update({f"reported_{key}": value for key, value in mean(both[knob]).items()})
@@ -283,7 +282,7 @@ class PilesTask:
 
     def report(self, model: nn.Module, knob: float | None) -> dict[str, float]:
         """Mean scores over the reported sets."""
-        knob = STOP if knob is None else knob
+        knob = knob or 0.0
         return mean(self.evaluate(model, self.reported, (knob,))[knob])
 
     def examples(self, batch: int, limit: int) -> list[Bags]:
@@ -297,7 +296,7 @@ class PilesTask:
 
     @torch.no_grad()
     def evaluate(self, model: Any, sets: dict[str, Bags], knobs: tuple[Any, ...]) -> dict[Any, dict[str, Any]]:
-        """For every threshold of the stop, or None for the true number of picks, every set's mean scores."""
+        """For every shift of the stop, or None for the true number of picks, every set's mean scores."""
         net = model.net
         found: dict[Any, dict[str, Any]] = {knob: {} for knob in knobs}
         for name, bags in sets.items():
@@ -306,7 +305,7 @@ class PilesTask:
                 d, labels = d.to(self.device), labels.to(self.device)
                 picks, stop = path(net(d, labels >= 0))
                 for knob in knobs:
-                    length = count_classes(labels) if knob is None else first_stop(stop, knob)
+                    length = count_classes(labels) if knob is None else shifted_length(stop, knob)
                     places = torch.arange(picks.shape[1], device=picks.device)
                     rows[knob].append(cluster_scores(picks.masked_fill(places >= length.unsqueeze(-1), -1), labels))
             for knob in knobs:
@@ -319,17 +318,17 @@ class PilesTask:
 def path(pot: Potentials, most: int = 30) -> tuple[Tensor, Tensor]:
     """The greedy picks (B, T) without a stop, and P(stop) after each number of them (B, T+1).
 
-    Greedy picks do not depend on where one stops, so every threshold's answer is a prefix.
+    Greedy picks do not depend on where one stops, so every answer is a prefix.
     """
     never = replace(pot, stop=torch.full_like(pot.stop, -1e4))
     picks = greedy(never, most).indices
     return picks, prefix_logits(pot, picks.unsqueeze(1), Rules(pot))[:, 0].softmax(-1)[..., -1]
 
 
-def first_stop(stop: Tensor, threshold: float) -> Tensor:
-    """(B,) the number of picks, at least one, after which P(stop) (B, T+1) first reaches the threshold."""
-    reached = stop[:, 1:] >= threshold
-    return torch.where(reached.any(1), reached.float().argmax(1) + 1, stop.shape[1] - 1)
+def shifted_length(stop: Tensor, shift: float) -> Tensor:
+    """(B,) the median number of picks, at least one, with the logits of P(stop) (B, T+1) shifted."""
+    shifted = (stop.double().clamp(1e-12, 1 - 1e-12).logit() + shift).sigmoid()
+    return median_length(shifted.index_fill(1, torch.zeros(1, dtype=torch.long, device=stop.device), 0.0))
 
 
 def count_classes(labels: Tensor) -> Tensor:
