@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 from torchcpl.encoders.distances import distances
 
-MOST = 40  # classes in a bag
+MOST, MOST_LARGE = 40, 100  # classes in a bag of up to 160 items, and in a larger one
 PRIMES = (10007, 10037, 10061, 10079, 10093, 10111, 10133, 10151, 10169, 10181, 10211, 10243)
 FEWEST = 12  # members of a class in a bag, before it is cut
 SPLIT_FROM = 20  # sets with at least this many classes keep 30 % of them for tests
@@ -125,6 +126,11 @@ class Bags:
 # ---------------------------------------------------------------------------------------------- composition
 
 
+def most_classes(items: int) -> int:
+    """In a bag of at most ``items``."""
+    return MOST if items <= 160 else MOST_LARGE
+
+
 def protocol_labels(batch: int, items: int, classes: int, generator: torch.Generator) -> Tensor:
     """(B, items) the benchmark's: 3–10 classes of 12–40 members, cut at random to ``items``, −1 for none.
 
@@ -145,13 +151,13 @@ def protocol_labels(batch: int, items: int, classes: int, generator: torch.Gener
 
 
 def wide_labels(batch: int, items: int, classes: int, generator: torch.Generator) -> Tensor:
-    """(B, items) anything: 1–40 classes with shares from equal to very unequal, 1 to ``items`` members in all."""
+    """(B, items) anything: 1–40 classes (100 in a large bag), from equal to very unequal, 1 to ``items`` members."""
     device = generator.device
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(batch, *shape, generator=generator, device=device)
 
-    most = min(MOST, classes)
+    most = min(most_classes(items), classes)
     k = (uniform(1) * math.log(most + 0.999)).exp().floor()
     skew = 2 * uniform(1).square()
     shares = (skew * torch.randn(batch, most, generator=generator, device=device)).exp()
@@ -183,6 +189,42 @@ def draw_rows(rows: Rows, labels: Tensor, generator: torch.Generator) -> tuple[T
 # ---------------------------------------------------------------------------------------------- alterations
 
 
+@dataclass(frozen=True)
+class Source:
+    """A set to draw from, with the axes (D, D) of its rows' covariance, its eigenvalues (D,) and the mean (D,)."""
+
+    rows: Rows
+    axes: Tensor
+    power: Tensor
+    mean: Tensor
+
+
+def source_of(rows: Rows) -> Source:
+    """With the axes of a sample of at most about 20,000 rows."""
+    values = rows.values[:: 1 + len(rows.values) // 20000].float() * rows.scale + rows.shift
+    mean = values.mean(0)
+    power, axes = torch.linalg.eigh((values - mean).T @ (values - mean) / len(values))
+    return Source(rows, axes, power.clamp(min=0), mean)
+
+
+def contrast(x: Tensor, labels: Tensor, most: int, generator: torch.Generator) -> Tensor:
+    """Vectors (B, N, D) nearer to the mean of their class in the bag, or farther, by a factor of each bag's own."""
+    own = (labels.unsqueeze(-1) == torch.arange(most, device=x.device)).float()  # (B, N, C)
+    means = own.transpose(1, 2) @ x / own.sum(1).clamp(min=1).unsqueeze(-1)  # (B, C, D)
+    factor = 0.5 + 0.8 * torch.rand(len(x), 1, 1, generator=generator, device=x.device)
+    centre = means.gather(1, labels.clamp(min=0).unsqueeze(-1).expand_as(x))
+    return centre + factor * (x - centre)
+
+
+def recoloured(x: Tensor, source: Source, rng: np.random.Generator) -> Tensor:
+    """Vectors (B, N, D) on the axes of their set, with a spectrum from white to steep; sometimes the first axes only."""
+    power = source.power.flip(0) / source.power.max().clamp(min=1e-30)
+    scale = (power + 1e-3).pow((rng.uniform(0, 1.4) - 1) / 2)
+    if rng.random() < 0.5:
+        scale = scale * (torch.arange(len(scale), device=x.device) < np.exp(rng.uniform(np.log(6), np.log(len(scale)))))
+    return (x - source.mean) @ source.axes.flip(1) * scale
+
+
 def altered(x: Tensor, mask: Tensor, rng: np.random.Generator, generator: torch.Generator) -> Tensor:
     """Real vectors (B, N, D) as other extractors might have given them, the same way for the whole group."""
     device, width = x.device, x.shape[-1]
@@ -203,7 +245,10 @@ def altered(x: Tensor, mask: Tensor, rng: np.random.Generator, generator: torch.
         x = x * (torch.rand(len(x), 1, width, generator=generator, device=device) < keep)
     if rng.random() < 0.2:  # columns of unequal weight
         x = x * (rng.uniform(0, 1) * normal(len(x), 1, width)).exp()
-    if rng.random() < 0.15:  # a random layer
+    if rng.random() < 0.15:  # fewer columns, each a mixture of all
+        x = x @ normal(width, int(np.exp(rng.uniform(np.log(4), np.log(64)))))
+        level = x.std()
+    elif rng.random() < 0.15:  # a random layer
         x = (x - mean) / level.clamp(min=1e-12)
         x = F.relu(x @ (normal(width, 256) * width**-0.5) + rng.uniform(0, 1) * normal(256))
         level = x.std()
@@ -225,15 +270,16 @@ def invented(labels: Tensor, rng: np.random.Generator, generator: torch.Generato
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, device=device)
 
+    most = most_classes(n)
     latent = int(np.exp(rng.uniform(np.log(2), np.log(48))))
     where = labels.clamp(min=0).unsqueeze(-1).expand(-1, -1, latent)
     # Distance of two centres in standard deviations of a component along the line between them.
     apart = (uniform(batch, 1, 1) * math.log(4) + math.log(3)).exp()
-    centres = normal(batch, MOST, latent) * apart / math.sqrt(2 * latent)
+    centres = normal(batch, most, latent) * apart / math.sqrt(2 * latent)
     if rng.random() < 0.25:  # groups of groups
-        above = torch.randint(4, (batch, MOST, 1), generator=generator, device=device).expand(-1, -1, latent)
+        above = torch.randint(4, (batch, most, 1), generator=generator, device=device).expand(-1, -1, latent)
         centres = centres + rng.uniform(0.5, 3) * apart * normal(batch, 4, latent).gather(1, above) / latent**0.5
-    size = (rng.uniform(0, 0.6) * normal(batch, MOST, 1) + rng.uniform(0, 0.7) * normal(batch, MOST, latent)).exp()
+    size = (rng.uniform(0, 0.6) * normal(batch, most, 1) + rng.uniform(0, 0.7) * normal(batch, most, latent)).exp()
     noise = normal(batch, n, latent)
     kind = rng.random()
     if kind < 0.2:  # heavy tails
@@ -243,7 +289,7 @@ def invented(labels: Tensor, rng: np.random.Generator, generator: torch.Generato
     x = centres.gather(1, where) + noise * size.gather(1, where)
     if rng.random() < 0.3:  # bent, or rings
         angle = rng.uniform(1, 2 * math.pi) * (uniform(batch, n, 1) - 0.5)
-        u, v = (F.normalize(normal(batch, MOST, latent), dim=-1).gather(1, where) for _ in range(2))
+        u, v = (F.normalize(normal(batch, most, latent), dim=-1).gather(1, where) for _ in range(2))
         radius = rng.uniform(1, 5)
         x = x + radius * (angle.sin() * u + angle.cos() * v)
     width = int(np.exp(rng.uniform(np.log(2), np.log(256))))
@@ -269,9 +315,11 @@ def invented(labels: Tensor, rng: np.random.Generator, generator: torch.Generato
 class Mixture:
     """Training bags of real sets and made-up ones; batch ``step`` is a function of ``(seed, step)`` alone."""
 
-    def __init__(self, sets: list[Rows], seed: int, device: torch.device, group: int, synthetic: float) -> None:
-        self.sets, self.seed, self.device = [rows.to(device) for rows in sets], seed, device
-        self.group, self.synthetic = group, synthetic if sets else 1.0
+    def __init__(
+        self, sets: list[Rows], seed: int, device: torch.device, group: int, synthetic: float, varied: float = 1.0
+    ) -> None:
+        self.sets, self.seed, self.device = [source_of(rows.to(device)) for rows in sets], seed, device
+        self.group, self.synthetic, self.varied = group, synthetic if sets else 1.0, varied
         self.generator = torch.Generator(device)
 
     @torch.no_grad()
@@ -284,18 +332,36 @@ class Mixture:
 
     def _group(self, batch: int, items: int, wide: float, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         made_up = rng.random() < self.synthetic
-        rows = None if made_up else self.sets[rng.integers(len(self.sets))]
         compose = wide_labels if rng.random() < wide else protocol_labels
-        labels = compose(batch, items, MOST if rows is None else len(rows), self.generator)
-        if rows is None:
+        if made_up:
+            labels = compose(batch, items, most_classes(items), self.generator)
             x = invented(labels, rng, self.generator)
         else:
-            x, labels = draw_rows(rows, labels, self.generator)
-            x = altered(x, labels >= 0, rng, self.generator) if rng.random() < 0.5 else x
+            x, labels = self._real(batch, items, compose, rng)
+        if rng.random() < 0.4 * self.varied:
+            x = contrast(x, labels, most_classes(items), self.generator)
         d = distances(x, "cosine" if rng.random() < 0.35 else "euclidean")
-        if rng.random() < 0.08:  # another metric
+        if rng.random() < 0.12:  # another metric
             d = d.pow(rng.uniform(0.6, 1.6))
         return d, labels
+
+    def _real(self, batch: int, items: int, compose: Any, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Vectors of one set, or of two side by side: every class a pair of classes, every item a pair of items."""
+        chosen = rng.permutation(len(self.sets))[: 2 if rng.random() < 0.2 * self.varied else 1]
+        sources = [self.sets[i] for i in chosen]
+        labels = compose(batch, items, min(len(source.rows) for source in sources), self.generator)
+        parts = []
+        for source in sources:
+            x, labels = draw_rows(source.rows, labels, self.generator)
+            if rng.random() < 0.35 * self.varied:
+                x = recoloured(x, source, rng)
+            if rng.random() < 0.5:
+                x = altered(x, labels >= 0, rng, self.generator)
+            parts.append(x)
+        if len(parts) == 1:
+            return parts[0], labels
+        level = [part.std((0, 1)).square().sum().sqrt().clamp(min=1e-12) for part in parts]
+        return torch.cat([parts[0] / level[0], parts[1] / level[1] * rng.uniform(0.3, 1)], -1), labels
 
 
 @torch.no_grad()

@@ -20,7 +20,17 @@ from torchcpl.functional import logsumexp, prefix_logits
 from torchcpl.metrics import cluster_scores
 from torchcpl.potentials import Potentials, Selection, picked_mask
 from torchcpl.tasks.base import SelectionModel
-from torchcpl.tasks.piles.data import FEWEST, MOST, Bags, Mixture, Rows, digits, fixed_bags, load_sets
+from torchcpl.tasks.piles.data import (
+    FEWEST,
+    MOST_LARGE,
+    Bags,
+    Mixture,
+    Rows,
+    digits,
+    fixed_bags,
+    load_sets,
+    most_classes,
+)
 from torchcpl.train import device_of
 
 METHODS = {"cpl": "CPL"}
@@ -47,6 +57,7 @@ class PilesConfig(TrainConfig):
     items: int = option(160, "most items of a bag", low=2)
     large: int = option(400, "most items of a bag in every eighth step, with fewer bags", low=2)
     synthetic: float = option(0.25, "share of made-up bags", low=0.0, high=1.0)
+    varied: float = option(1.0, "how often real sets are recoloured, paired and their classes pulled apart", low=0.0)
     wide: float = option(0.2, "share of bags whose composition is not the benchmark's", low=0.0, high=1.0)
     group: int = option(16, "bags of a batch that share a source", low=1)
     permutations: int = option(2, "random orders of each target", low=1)
@@ -103,7 +114,9 @@ def random_orders(labels: Tensor, permutations: int, beyond: int = 0) -> Tensor:
     """(B, P, T) one random member of every class in random order, then ``beyond`` others, −1 after the end."""
     batch, n = labels.shape
     keys = torch.rand(batch, permutations, n, device=labels.device)
-    own = labels.view(batch, 1, 1, n) == torch.arange(MOST, device=labels.device).view(1, 1, -1, 1)  # (B, 1, T, N)
+    own = labels.view(batch, 1, 1, n) == torch.arange(most_classes(n), device=labels.device).view(
+        1, 1, -1, 1
+    )  # (B, 1, T, N)
     best, member = keys.unsqueeze(2).masked_fill(~own, -1).max(-1)  # (B, P, T)
     order = (torch.rand(member.shape, device=labels.device) + 2 * (best < 0)).argsort(-1)
     first = member.masked_fill(best < 0, -1).gather(2, order)
@@ -207,7 +220,7 @@ class PilesTask:
         trained = {name: one for name, one in sets.items() if name not in config.leave_out}
         self.mixture = Mixture(
             [one.train.classes(one.seen) for one in trained.values()],
-            config.seed, self.device, config.group, config.synthetic,
+            config.seed, self.device, config.group, config.synthetic, config.varied,
         )  # fmt: skip
         self.ahead = Ahead(self.draw)
         count = config.validation_bags
@@ -315,7 +328,7 @@ def first_stop(stop: Tensor, threshold: float) -> Tensor:
 
 def count_classes(labels: Tensor) -> Tensor:
     """(B,) how many classes the bags (B, N) hold."""
-    return (labels.unsqueeze(-1) == torch.arange(MOST, device=labels.device)).any(1).sum(-1)
+    return (labels.unsqueeze(-1) == torch.arange(MOST_LARGE, device=labels.device)).any(1).sum(-1)
 
 
 def mean(scores: dict[str, dict[str, float]]) -> dict[str, float]:
