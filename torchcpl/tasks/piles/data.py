@@ -217,11 +217,12 @@ def contrast(x: Tensor, labels: Tensor, most: int, generator: torch.Generator) -
 
 
 def recoloured(x: Tensor, source: Source, rng: np.random.Generator) -> Tensor:
-    """Vectors (B, N, D) on the axes of their set, with a spectrum from white to steep; sometimes the first axes only."""
+    """Vectors (B, N, D) on the axes of their set, its spectrum from white to steep; sometimes the first axes only."""
     power = source.power.flip(0) / source.power.max().clamp(min=1e-30)
     scale = (power + 1e-3).pow((rng.uniform(0, 1.4) - 1) / 2)
-    if rng.random() < 0.5:
-        scale = scale * (torch.arange(len(scale), device=x.device) < np.exp(rng.uniform(np.log(6), np.log(len(scale)))))
+    if rng.random() < 0.5 and len(scale) > 6:
+        first = np.exp(rng.uniform(np.log(6), np.log(len(scale))))
+        scale = scale * (torch.arange(len(scale), device=x.device) < first)
     return (x - source.mean) @ source.axes.flip(1) * scale
 
 

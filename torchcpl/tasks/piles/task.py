@@ -19,6 +19,7 @@ from torchcpl.encoders.distances import DistanceModel, distance_features
 from torchcpl.functional import logsumexp, prefix_logits
 from torchcpl.metrics import cluster_scores
 from torchcpl.potentials import Potentials, Selection, picked_mask
+from torchcpl.select import load_model
 from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.piles.data import (
     FEWEST,
@@ -48,6 +49,7 @@ class PilesConfig(TrainConfig):
     method: str = option("cpl", "how subsets are selected", choices=METHODS)
     kind: str = option("coverage", "interaction", choices=("coverage",))
     source: str = option("", "folder of labelled .npz files; empty for made-up mixtures only")
+    init: str = option("", "weights to start from, a .safetensors file")
     leave_out: tuple[str, ...] = option((), "sets of the folder that training must not see")
     dim: int = option(128, "width of the nodes", low=1)
     layers: int = option(4, "attention layers, two for every update of the pairs", low=2)
@@ -70,8 +72,9 @@ def cover_nll(pot: Potentials, labels: Tensor, orders: Tensor, beyond: int = 0) 
     """−log P(the next pick is of a class not yet covered), or of the stop after as many picks as classes; (B,).
 
     The marginal over which member represents a class: every member is a right answer. ``orders`` (B, P, T) are picks
-    that lead through the contexts, right or wrong; −1 after the end. With k classes the mean is over the prefixes of
-    up to k + ``beyond`` picks: else long ones would be seen of large bags alone, and many picks speak against the stop.
+    that lead through the contexts, right or wrong; −1 after the end. With k classes the sum is over the prefixes of
+    up to k + ``beyond`` picks, over their mean number: else long ones would be seen of large bags alone, and many picks
+    speak against the stop. Every prefix counts alike, so that P(stop) is the share of bags with no more classes.
     """
     steps = orders.shape[2]
     logits = prefix_logits(pot, orders, Rules(pot))  # (B, P, T+1, N+1)
@@ -85,7 +88,7 @@ def cover_nll(pot: Potentials, labels: Tensor, orders: Tensor, beyond: int = 0) 
     k = count_classes(labels).view(-1, 1, 1)
     counted = place <= k + beyond  # (B, 1, T+1)
     terms = torch.where(place < k, going_on, norm - logits[..., -1]).masked_fill(~counted, 0)
-    return (terms.sum(-1) / counted.sum(-1)).mean(1)
+    return terms.sum(-1).mean(1) / counted.sum(-1).float().mean()
 
 
 @torch.no_grad()
@@ -247,7 +250,10 @@ class PilesTask:
         return self.config.steps
 
     def build(self, pretrained: bool = True) -> PilesModel:
-        return PilesModel(self.config)
+        model = PilesModel(self.config)
+        if self.config.init and pretrained:
+            model.net.load_state_dict(load_model(self.config.init)[0].state_dict())
+        return model
 
     def batch(self, step: int) -> dict[str, Tensor]:
         return self.ahead(step) if self.device.type == "cuda" else self.draw(step)
