@@ -11,7 +11,10 @@ Every method is a function of the rows (N, D) and of the number of picks, which 
 from __future__ import annotations
 
 import argparse
+import json
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +33,7 @@ from torchcpl.tasks.piles.data import digits, fixed_vectors, load_sets
 Array = NDArray[Any]
 Method = Callable[[Array, int], Array]
 SEED = 0
+SELECT = "torchcpl.select"
 
 
 def unit(x: Array) -> Array:
@@ -182,27 +186,62 @@ def whole(folder: str, out: dict[str, Any], write: Callable[[], None]) -> None:
         write()
 
 
-def scale(out: dict[str, Any], write: Callable[[], None], sizes: tuple[int, ...]) -> None:
-    """Seconds and peak memory of ``select`` on N × 64 rows, N/1000 picks (10 to 1,000)."""
-    for n in sizes:
-        x = np.random.default_rng(SEED).normal(size=(n, 64)).astype(np.float32)
-        x += 4 * np.random.default_rng(1).normal(size=(1000, 64)).astype(np.float32)[np.arange(n) % 1000]
-        start = time.perf_counter()
-        found = select(x, min(1000, max(10, n // 1000)))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        row = {"picks": len(found.indices), "seconds": time.perf_counter() - start, "peak_gib": peak}
-        out.setdefault("scale", {})[str(n)] = row
-        write()
+def rows_of_scale(n: int) -> Array:
+    """N × 64 rows of a mixture of a thousand components."""
+    x = np.random.default_rng(SEED).normal(size=(n, 64)).astype(np.float32)
+    return x + 4 * np.random.default_rng(1).normal(size=(1000, 64)).astype(np.float32)[np.arange(n) % 1000]
+
+
+def one_of_scale(method: str, n: int, device: str | None) -> dict[str, Any]:
+    """Seconds, CPU seconds and peak memory of one method on N rows, N/1000 picks (10 to 1,000)."""
+    x, size = rows_of_scale(n), min(1000, max(10, n // 1000))
+    if device:
+        select(x[:2000], 10, device=device)  # the first use of a device loads its libraries
+    before, start = time.process_time(), time.perf_counter()
+    if method == SELECT:
+        found = select(x, size, device=device).indices.cpu().numpy()
+    else:
+        found = {**NOT_TOLD, **TOLD}[method](x, size)
+    seconds, cpu = time.perf_counter() - start, time.process_time() - before
+    groups = len(set((found % 1000).tolist()))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {"picks": len(found), "groups": groups, "seconds": seconds, "cpu_seconds": cpu, "peak_gib": peak}
+
+
+def scale(out: dict[str, Any], write: Callable[[], None], options: argparse.Namespace) -> None:
+    """Every method on ever more rows, each in a process of its own, until one takes longer than the limit."""
+    for method in options.methods:
+        rows = out.setdefault("scale", {}).setdefault(f"{method} on {options.device}" if options.device else method, {})
+        for n in options.sizes:
+            if str(n) not in rows:
+                said = ["--device", options.device] if options.device else []
+                command = [sys.executable, "-m", "bench.peers", "--one", method, str(n), *said]
+                try:
+                    done = subprocess.run(command, capture_output=True, text=True, timeout=options.limit)
+                    ended = done.stdout.strip().splitlines()
+                    rows[str(n)] = json.loads(ended[-1]) if done.returncode == 0 else {"failed": done.stderr[-200:]}
+                except subprocess.TimeoutExpired:
+                    rows[str(n)] = {"failed": f"more than {options.limit:g} s"}
+                write()
+            if "failed" in rows[str(n)]:
+                break
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True)
+    parser.add_argument("--data", default="")
     parser.add_argument("--parts", nargs="+", choices=("bags", "whole", "scale"), default=["bags", "whole", "scale"])
     parser.add_argument("--bags", type=int, default=40)
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1000, 10_000, 100_000, 1_000_000])
+    parser.add_argument("--methods", nargs="+", default=[SELECT, *NOT_TOLD, *TOLD], help="of the part scale")
+    parser.add_argument("--limit", type=float, default=120, help="seconds of a method in the part scale")
+    parser.add_argument("--device", help="where select computes in the part scale")
+    parser.add_argument("--one", nargs=2, metavar=("METHOD", "N"), help="one measurement of the part scale, printed")
     parser.add_argument("--out", type=Path, default=Path("results/select-peers.json"))
     options = parser.parse_args()
+    if options.one:
+        print(json.dumps(one_of_scale(options.one[0], int(options.one[1]), options.device)))
+        return
     out: dict[str, Any] = read_json(options.out) if options.out.exists() else {}
     out.update(run_info(seeds=[SEED]))
 
@@ -214,7 +253,7 @@ def main() -> None:
     if "whole" in options.parts:
         whole(options.data, out, write)
     if "scale" in options.parts:
-        scale(out, write, tuple(options.sizes))
+        scale(out, write, options)
 
 
 if __name__ == "__main__":
