@@ -78,7 +78,13 @@ class Whole(torch.nn.Module):
 
 @pytest.mark.parametrize(
     ("kind", "what"),
-    [("lowrank", "greedy"), ("recent", "greedy"), ("lowrank", "subset_nll"), ("contextual", "ordered_nll")],
+    [
+        ("lowrank", "greedy"),
+        ("recent", "greedy"),
+        ("coverage", "greedy"),
+        ("lowrank", "subset_nll"),
+        ("contextual", "ordered_nll"),
+    ],
 )
 def test_few_graphs_for_many_sizes(kind: str, what: str) -> None:
     counter = CompileCounter()

@@ -12,7 +12,9 @@ from torchcpl.interactions.base import Additive, State, accumulator, gather_rows
 from torchcpl.interactions.lowrank import check_factors, key_logits
 from torchcpl.potentials import register_pytree
 
-LARGEST = 30.0  # bound on c: exp of much more would overflow
+LARGEST = (
+    30  # bound on c: exp of much more would overflow. No float: torch.compile would make that an input of its graph
+)
 
 
 @register_pytree

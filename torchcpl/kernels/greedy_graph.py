@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch.nn.functional import embedding
 from torch.utils import _pytree as pytree
 
 from torchcpl.constraints import Rules
-from torchcpl.interactions import Contextual, Coverage, Interaction, LowRank, Recent
+from torchcpl.interactions import Contextual, Coverage, Dense, Interaction, LowRank, Recent
 from torchcpl.interactions.base import State, accumulator
 from torchcpl.potentials import Potentials, Selection
 
@@ -84,6 +85,17 @@ def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -
     return Selection(picks.masked_fill(~picked, -1), lengths, log_prob, n, step_log_prob=gains)
 
 
+def _add_columns(dense: Dense, state: State, choice: Tensor) -> State:
+    """``dense.advance`` by columns gathered from W as it lies: a runtime would write Wᵀ out at every step."""
+    stopped = choice == dense.shape[1]
+    at = choice.masked_fill(stopped, 0)  # (B, 1)
+    steps = [dense.W.gather(2, at.unsqueeze(1).expand(-1, dense.shape[1], -1)).squeeze(-1).unsqueeze(1)]  # (B, 1, N)
+    if dense.stop_row is not None:
+        steps.append(dense.stop_row.gather(1, at).unsqueeze(-1))
+    rows = zip(state, steps, strict=True)
+    return tuple(part + step.to(part.dtype).masked_fill(stopped.unsqueeze(-1), 0) for part, step in rows)
+
+
 def _advance(interaction: Interaction) -> Callable[[State, Tensor], State]:
     """``interaction.advance`` for choices (B, 1) of which N, the stop, adds nothing that brings back a candidate."""
     added: list[Tensor | None]
@@ -94,7 +106,9 @@ def _advance(interaction: Interaction) -> Callable[[State, Tensor], State]:
         added = [interaction.values, interaction.cover_values]
     elif isinstance(interaction, Recent):
         added = [interaction.values, interaction.last_values]
-    else:  # Dense, or a kind of the caller's own
+    elif isinstance(interaction, Dense):
+        return partial(_add_columns, interaction)
+    else:  # a kind of the caller's own
         return lambda state, choice: interaction.advance(state, choice.masked_fill(choice == interaction.shape[1], -1))
     batch, n = interaction.shape
     tables = [
