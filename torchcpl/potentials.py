@@ -174,9 +174,12 @@ def check_potentials(pot: Any) -> None:
 
 def as_device(device: Any) -> torch.device:
     try:
-        return torch.device(device)
+        found = torch.device(device)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"device: expected a device such as 'cpu' or 'cuda', got {describe(device)}") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: expected one of this machine, which has no CUDA device, got {describe(device)}")
+    return found
 
 
 def row_index(rows: Any, count: int, device: torch.device) -> Tensor:
