@@ -269,7 +269,7 @@ def _array(name: str, given: Any) -> Any:
         return given
     try:
         return given.detach().cpu().numpy()
-    except (TypeError, RuntimeError, NotImplementedError):  # sparse, of a dtype that NumPy has not, without data
+    except (TypeError, RuntimeError):  # sparse, of a dtype that NumPy has not, without data
         raise ValueError(f"{name}: expected numbers that NumPy can hold, got {describe(given)}") from None
 
 

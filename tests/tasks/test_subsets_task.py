@@ -12,7 +12,7 @@ import torch
 
 import torchcpl as cpl
 from torchcpl.tasks.subsets.data import load_source, split_classes
-from torchcpl.tasks.subsets.task import METHODS, SubsetsConfig, SubsetsTask
+from torchcpl.tasks.subsets.task import METHODS, SubsetsConfig, SubsetsModel, SubsetsTask
 
 SMALL: dict[str, Any] = {
     "epochs": 1, "bags": 64, "batch_size": 16, "validation_bags": 20, "dim": 16, "layers": 1, "heads": 2, "ffn": 16,
@@ -26,19 +26,25 @@ def task(**changes: Any) -> SubsetsTask:
     return SubsetsTask(config, load_source(config.source))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_learns(method: str) -> None:
-    made = task(method=method)
+def train(made: SubsetsTask, steps: int) -> tuple[SubsetsModel, list[float]]:
+    """A model after so many steps of Adam, and their losses."""
     torch.manual_seed(0)
     model = made.build()
     optimizer = torch.optim.Adam(model.parameters(), 5e-3)
     losses = []
-    for step in range(60):
+    for step in range(steps):
         loss = model(made.batch(step))["loss"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
+    return model, losses
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns(method: str) -> None:
+    made = task(method=method)
+    model, losses = train(made, 60)
     assert sum(losses[-10:]) < sum(losses[:10])
     scores = made.validate(model.eval())
     assert 0 <= scores["clu_f1"] <= 1
@@ -166,16 +172,7 @@ def test_with_distances_only_nothing_else_of_the_features_matters(method: str) -
 @pytest.mark.parametrize("distances", ["also", "only"])
 def test_cpl_with_distances_learns(distances: str) -> None:
     made = task(distances=distances, kind="coverage", live_stop=True)
-    torch.manual_seed(0)
-    model = made.build()
-    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
-    losses = []
-    for step in range(40):
-        loss = model(made.batch(step))["loss"]
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
+    model, losses = train(made, 40)
     assert sum(losses[-10:]) < sum(losses[:10]) - 1
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 

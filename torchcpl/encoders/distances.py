@@ -8,6 +8,7 @@ permuted and when the vectors are rotated, shifted or scaled.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -254,55 +255,38 @@ class Pairs:
         return first.add_(second).view(batch, -1, width)
 
 
-# The three are gathers whose gradients are gathers too; autograd would scatter, with atomic additions on CUDA.
-
-
-class _Upper(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, matrices: Tensor, pairs: Pairs) -> Tensor:
-        ctx.pairs = pairs
-        return pairs.upper(matrices)
+class _Linear(torch.autograd.Function):
+    """A linear map with the adjoint given: those of `Pairs` are gathers, where autograd would scatter atomically."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.pairs.square(grads[0]).triu(), None
-
-
-class _Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, edges: Tensor, pairs: Pairs) -> Tensor:
-        ctx.pairs = pairs
-        return pairs.square(edges)
+    def forward(ctx: Any, x: Tensor, there: Callable[[Tensor], Tensor], adjoint: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.adjoint = adjoint
+        return there(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.pairs.upper(grads[0] + grads[0].transpose(2, 3)), None
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, nodes: Tensor, pairs: Pairs) -> Tensor:
-        ctx.pairs = pairs
-        return pairs.sum(nodes, slice(None))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.pairs.square(grads[0]).sum(-1).transpose(1, 2), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.adjoint(grads[0]), None, None
 
 
 def upper(matrices: Tensor, pairs: Pairs) -> Tensor:
-    found: Tensor = _Upper.apply(matrices, pairs)
+    """`Pairs.upper`, differentiable."""
+    found: Tensor = _Linear.apply(matrices, pairs.upper, lambda grad: pairs.square(grad).triu())
     return found
 
 
 def square(edges: Tensor, pairs: Pairs) -> Tensor:
-    found: Tensor = _Square.apply(edges, pairs)
+    """`Pairs.square`, differentiable."""
+    found: Tensor = _Linear.apply(edges, pairs.square, lambda grad: pairs.upper(grad + grad.transpose(2, 3)))
     return found
 
 
 def both_ends(nodes: Tensor, pairs: Pairs, part: slice = slice(None)) -> Tensor:
-    """Of some of the pairs only without a gradient."""
-    found: Tensor = _Sum.apply(nodes, pairs) if nodes.requires_grad else pairs.sum(nodes, part)
+    """`Pairs.sum`, differentiable where it is of all pairs."""
+    if not nodes.requires_grad:
+        return pairs.sum(nodes, part)
+    found: Tensor = _Linear.apply(
+        nodes, lambda x: pairs.sum(x, slice(None)), lambda grad: pairs.square(grad).sum(-1).transpose(1, 2)
+    )
     return found
 
 
