@@ -219,14 +219,15 @@ def scenes(options: argparse.Namespace) -> None:
     stored = options.source.endswith(".npz")
     given = {"scenes": options.scenes, "scenes_seed": options.seed}
     given = {name: value for name, value in given.items() if value is not None}
-    if stored and given:
-        raise ValueError(f"--{next(iter(given)).replace('scenes_', '')}: {options.source} already has its scenes")
+    if stored and (given or options.varied):
+        name = next(iter(given), "varied").replace("scenes_", "")
+        raise ValueError(f"--{name}: {options.source} already has its scenes")
     out = options.out or (None if stored else Path("runs/scenes.npz"))
     show = options.show
     if show == Path():  # --show without a file
         show = (out or Path(options.source)).with_suffix(".png")
     config = PathsConfig(source=options.source, **given)
-    make_scenes(config, out, show, tuple(options.split or ()), _say)
+    make_scenes(config, out, show, tuple(options.split or ()), _say, varied=options.varied)
 
 
 # ---------------------------------------------------------------------------------------------- options
@@ -433,6 +434,11 @@ def _add_scenes(verbs: Any) -> None:
     defaults = PathsConfig()
     sub.add_argument("--scenes", type=int, metavar="N", help=f"number of scenes (default: {defaults.scenes})")
     sub.add_argument("--seed", type=int, help=f"random seed of the scenes (default: {defaults.scenes_seed})")
+    said = (
+        "scenes of more places, to train on (train paths --extra): roads may be cut off where the ego cannot go, and "
+        "every map is driven the other way, too"
+    )
+    sub.add_argument("--varied", action="store_true", help=said)
     sub.add_argument("--out", type=Path, metavar="FILE.npz", help="default: runs/scenes.npz; none for a .npz source")
     said = "draw some scenes with all their paths (default file: next to the scenes)"
     sub.add_argument("--show", nargs="?", type=Path, const=Path(), metavar="FILE.png", help=said)

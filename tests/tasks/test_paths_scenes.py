@@ -22,6 +22,7 @@ from torchcpl.tasks.paths.procedural import procedural_map
 from torchcpl.tasks.paths.sampling import PALETTE, STEP, Roads, distinct, enumerate_paths, sample_scene
 from torchcpl.tasks.paths.scenes import (
     Scenes,
+    apart,
     cells_of,
     generate,
     image_centres,
@@ -223,6 +224,50 @@ def test_a_map_that_only_ends_is_refused_by_name() -> None:
         generate([], 1)
     with pytest.raises(ValueError, match="count"):
         generate([straight_road()], 0)
+
+
+def test_roads_may_be_cut_off_only_where_the_ego_cannot_go() -> None:
+    lanes = {
+        "a": ("lane", line((-200, 0), (0, 0)), ("b",)),
+        "b": ("lane", line((0, 0), (200, 0)), ()),
+        "stub": ("lane", line((0, 20), (0, 30)), ()),  # beside the road, seen from most of it
+        "fork": ("lane", line((300, 300), (330, 300)), ("onward", "end")),
+        "onward": ("connector", line((330, 300), (700, 300)), ()),
+        "end": ("connector", line((330, 300), (345, 320)), ()),
+    }
+    cut = Roads(graph(lanes, name="cut"))
+    at = {"a": np.array([150.0]), "fork": np.array([5.0])}
+    whole = {key: sampling._look_ahead(cut, list(lanes).index(key), where, 128.0, False) for key, where in at.items()}
+    part = {key: sampling._look_ahead(cut, list(lanes).index(key), where, 128.0, True) for key, where in at.items()}
+    assert whole["a"] is whole["fork"] is part["fork"] is None  # the fork has a way that ends in the image
+    assert part["a"] is not None
+    assert len(part["a"][1]) == 1
+    check_invariants(generate([graph(lanes, name="cut")], 4, workers=1, cut=True))
+
+
+def test_a_map_driven_the_other_way() -> None:
+    graph = procedural_map(6, seed=4)
+    back = graph.reversed()
+    edges = {(key, s) for key, lane in graph.lanes.items() for s in lane.successors}
+    assert {(s, key) for key, lane in back.lanes.items() for s in lane.successors} == edges
+    again = back.reversed()
+    for key, lane in graph.lanes.items():
+        np.testing.assert_array_equal(back.lanes[key].centerline[::-1], lane.centerline)
+        np.testing.assert_array_equal(again.lanes[key].centerline, lane.centerline)
+        assert set(again.lanes[key].successors) == set(lane.successors)
+    check_invariants(generate([back], 4, workers=1, cut=True))
+
+
+def test_apart_equals_a_look_at_every_pair(made: Scenes) -> None:
+    first, second = made.select(range(40)), made.select(range(40, 80))
+    centres, headings = (image_centres(s) for s in (first, second)), (s.poses[:, 2] for s in (first, second))
+    (c, d), (g, h) = centres, headings
+    meets = images_overlap(c, g, d, h) & (first.map_index[:, None] == second.map_index)
+    found = apart(first, second)
+    np.testing.assert_array_equal(found, np.flatnonzero(~meets.any(axis=1)))
+    assert 0 < len(found) < 40
+    other = dataclasses.replace(second, maps=("x", "y"))  # of other maps: nothing overlaps
+    assert len(apart(first, other)) == 40
 
 
 def test_rings_do_not_hang() -> None:

@@ -19,7 +19,7 @@ from torchcpl.selectors import MultiHypothesis
 from torchcpl.tasks.paths.backbones import build_backbone, position_code
 from torchcpl.tasks.paths.benchmark import PUBLISHED, PathsBenchmark
 from torchcpl.tasks.paths.procedural import procedural_map
-from torchcpl.tasks.paths.scenes import Scenes, cells_of, generate, load_scenes, save_scenes
+from torchcpl.tasks.paths.scenes import Scenes, apart, cells_of, generate, joined, load_scenes, save_scenes
 from torchcpl.tasks.paths.task import (
     COLUMNS,
     METHODS,
@@ -350,12 +350,26 @@ def test_published_rows_stand_beside_the_papers_maps_and_split_alone(
     assert found == (PUBLISHED if shown else [])
 
 
-def test_further_scenes_are_trained_on_and_not_reported(scenes: Scenes, tmp_path: Path) -> None:
-    save_scenes(scenes.select(range(5)), tmp_path / "more.npz")
-    made, plain = task(scenes, extra=str(tmp_path / "more.npz")), task(scenes)
-    assert len(made.train) == len(plain.train) + 5
-    assert torch.equal(made.train.images[-5:], torch.from_numpy(scenes.images[:5]))
+def test_further_scenes_are_trained_on_unless_they_show_what_is_not(scenes: Scenes, tmp_path: Path) -> None:
+    plain = task(scenes, split="geography")
+    save_scenes(scenes, tmp_path / "more.npz")
+    made = task(scenes, split="geography", extra=str(tmp_path / "more.npz"))
+    free = apart(scenes, scenes.select(plain.parts.val))
+    assert len(plain.train) <= len(free) < len(scenes)
+    assert len(made.train) == len(plain.train) + len(free)
+    assert torch.equal(made.train.images[len(plain.train) :], torch.from_numpy(scenes.images[free]))
     assert torch.equal(made.reported.images, plain.reported.images)
+    save_scenes(scenes.select(plain.parts.val), tmp_path / "seen.npz")
+    with pytest.raises(ValueError, match=r"extra.*overlaps"):
+        _ = task(scenes, split="geography", extra=str(tmp_path / "seen.npz")).train
+
+
+def test_nothing_of_a_map_left_out_is_trained_on(scenes: Scenes, tmp_path: Path) -> None:
+    two = joined([dataclasses.replace(scenes, maps=(name,)) for name in ("here", "there")])
+    far = dataclasses.replace(two, poses=two.poses + np.array([1e5, 0, 0]))  # overlaps no scene
+    save_scenes(far, tmp_path / "more.npz")
+    made = task(two, split="map:there", extra=str(tmp_path / "more.npz"))
+    assert len(made.train) == 2 * len(scenes)
 
 
 # Several answers.

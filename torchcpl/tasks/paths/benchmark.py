@@ -90,7 +90,7 @@ class PathsBenchmark(Benchmark[PathsConfig]):
     }
     reported = "reported scenes"
     held_out = "held-out training scenes"
-    alike = ("source", "scenes", "scenes_seed", "split", "val", "held_out", "epochs", "backbone", "weights")
+    alike = ("source", "scenes", "scenes_seed", "extra", "split", "val", "held_out", "epochs", "backbone", "weights")
     lead = (
         "Each input is a road scene from above, cut into 32 × 32 cells. The model picks cells, and a point in each, "
         "that make one path from the ego on; any path that the lanes allow is right. Training showed it one valid path "
@@ -186,10 +186,11 @@ class PathsBenchmark(Benchmark[PathsConfig]):
         parts = split_scenes(config, scenes_of(config))
         strata = _strata(scenes_of(config).counts[parts.val])
         start = f"{config.backbone}{', pretrained' if config.weights else ''}"
+        more = f" and of the further ones in {Path(config.extra).name} that overlap none held out or reported on"
         return [
             f"Pixels of 0.5 m, to the nearest valid path; {len(parts.val)} scenes ({strata} valid paths).",
-            f"Trained on one valid path of {len(parts.train)} scenes at a time, {config.epochs} epochs; "
-            f"backbone: {start}.",
+            f"Trained on one valid path of {len(parts.train)} scenes{more if config.extra else ''} at a time, "
+            f"{config.epochs} epochs; backbone: {start}.",
         ]
 
     def panels(self, runs: Sequence[Run[PathsConfig]], table: Table) -> list[Panel]:
@@ -250,14 +251,15 @@ def last_rule(table: Table) -> list[Row]:
 
 
 def make_scenes(
-    config: PathsConfig, out: Path | None, show: Path | None, splits: tuple[str, ...], say: Callable[[str], None]
-) -> Scenes:
+    config: PathsConfig, out: Path | None, show: Path | None, splits: tuple[str, ...], say: Callable[[str], None],
+    *, varied: bool = False,
+) -> Scenes:  # fmt: skip
     """The scenes of a configuration: counted, split, written to ``out`` and drawn in ``show`` where these are given."""
     for path, suffix in ((out, ".npz"), (show, ".png")):
         if path and path.suffix != suffix:
             raise ValueError(f"{path}: expected a name that ends in {suffix}")
     wanted = [override(config, split=split) for split in splits]  # refused before anything is drawn
-    scenes = load_source(config)
+    scenes = load_source(config, varied=varied)
     say(f"{len(scenes)} scenes of {', '.join(scenes.maps)}; valid paths: {_strata(scenes.counts)}")
     for each in wanted:
         say(f"Split by {each.split}: {split_scenes(each, scenes)}")
@@ -268,7 +270,7 @@ def make_scenes(
         write_atomic(show, figures.sheet(scenes))
         say(f"Contact sheet: {show}")
     if out:
-        say(f"Next: torchcpl train paths --source {out}")
+        say(f"Next: torchcpl train paths --{'extra' if varied else 'source'} {out}")
     return scenes
 
 

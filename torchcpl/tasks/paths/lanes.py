@@ -62,6 +62,18 @@ class LaneGraph:
                 if successor not in self.lanes:
                     raise ValueError(f"lane {key!r}: field 'successors': no lane {successor!r} in the map")
 
+    def reversed(self) -> LaneGraph:
+        """The same place with every lane driven the other way: forks become merges, traffic changes sides."""
+        before: dict[str, list[str]] = {key: [] for key in self.lanes}
+        for key, lane in self.lanes.items():
+            for successor in lane.successors:
+                before[successor].append(key)
+        lanes = {
+            key: Lane(lane.kind, lane.centerline[::-1], lane.polygon, tuple(before[key]))
+            for key, lane in self.lanes.items()
+        }
+        return LaneGraph(self.name, lanes, self.lines, self.areas)
+
 
 # What the readers check with. ``where`` names the lane; `torchcpl.tasks.paths.maps` puts the file before it.
 

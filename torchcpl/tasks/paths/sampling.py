@@ -192,12 +192,12 @@ class Scene:
     paths: list[Points]
 
 
-def sample_scene(roads: Sequence[Roads], seed: int, index: int) -> Scene:
+def sample_scene(roads: Sequence[Roads], seed: int, index: int, cut: bool = False) -> Scene:
     """Scene number ``index``.
 
     A lane is drawn uniformly; of 6 random positions on it the one with the most distinct paths is kept, of those
-    whose image shows no lane that ends and leads nowhere. The draw is repeated where there is none, or where a
-    path leaves the road.
+    whose image shows no lane that ends and leads nowhere, or, with ``cut``, none that the ego can reach. The draw is
+    repeated where there is none, or where a path leaves the road.
     """
     rng = np.random.default_rng((seed, index))
     row = SIZE / 2 + rng.uniform(-JITTER, JITTER) / METRES
@@ -207,7 +207,7 @@ def sample_scene(roads: Sequence[Roads], seed: int, index: int) -> Scene:
         which = int(np.searchsorted(choices, lane, side="right"))
         road = roads[which]
         lane = road.starts[lane - (int(choices[which - 1]) if which else 0)]
-        found = _look_ahead(road, lane, rng.random(OFFSETS) * road.arcs[lane][-1], row)
+        found = _look_ahead(road, lane, rng.random(OFFSETS) * road.arcs[lane][-1], row, cut)
         if found is None:
             continue
         view, lines = found
@@ -222,10 +222,11 @@ def sample_scene(roads: Sequence[Roads], seed: int, index: int) -> Scene:
     )
 
 
-def _look_ahead(road: Roads, lane: int, offsets: Array, row: float) -> tuple[_View, list[Array]] | None:
+def _look_ahead(road: Roads, lane: int, offsets: Array, row: float, cut: bool) -> tuple[_View, list[Array]] | None:
     """Of these positions on a lane the view with the most distinct paths, and these as pixel polylines.
 
-    Views in which some lane ends and leads nowhere do not count; None when there is no other.
+    Views in which some lane (with ``cut``, some lane ahead) ends and leads nowhere do not count; None when there is no
+    other.
     """
     line, arc = road.lines[lane], road.arcs[lane]
     at = along(line, offsets)  # (6, 2)
@@ -233,7 +234,7 @@ def _look_ahead(road: Roads, lane: int, offsets: Array, row: float) -> tuple[_Vi
     best: tuple[_View, list[Array]] | None = None
     for k, offset in enumerate(offsets.tolist()):
         view = _View(float(at[k, 0]), float(at[k, 1]), math.atan2(chord[k, 1], chord[k, 0]), row)
-        if _inside(view.pixels(road.loose)).any():
+        if not cut and _inside(view.pixels(road.loose)).any():
             continue
         reach = road.reach(lane)
         pixels = view.pixels(reach.points)  # (P, 2)
@@ -242,6 +243,8 @@ def _look_ahead(road: Roads, lane: int, offsets: Array, row: float) -> tuple[_Vi
         outside[:behind] = False
         leaves = np.logical_or.reduceat(outside, reach.starts[:-1]).tolist()
         found = enumerate_paths(0, reach.successors, [reach.lengths[0] - offset, *reach.lengths[1:]], leaves)
+        if any(end == "leaf" for _, end in found or ()):
+            continue
         ways = [lanes for lanes, end in found or () if end != "loop"]
         if len(ways) <= (len(best[1]) if best else 0):
             continue

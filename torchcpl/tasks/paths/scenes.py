@@ -84,8 +84,12 @@ def generate(
     seed: int = 0,
     workers: int | None = None,
     progress: bool = False,
+    cut: bool = False,
 ) -> Scenes:
-    """``count`` scenes of the maps, the same for any number of ``workers`` (processes; None: one a core)."""
+    """``count`` scenes of the maps, the same for any number of ``workers`` (processes; None: one a core).
+
+    With ``cut``, roads that the ego cannot reach may be cut off in the image.
+    """
     if not maps:
         raise ValueError("maps: expected at least one LaneGraph, got none")
     if count < 1:
@@ -101,7 +105,7 @@ def generate(
         poses=np.zeros((count, 3)),
         maps=tuple(graph.name for graph in maps),
     )
-    with _made(roads, count, seed, workers or os.cpu_count() or 1) as made:
+    with _made(roads, count, seed, workers or os.cpu_count() or 1, cut) as made:
         for i, scene in zip(track(range(count), "scenes", progress), made, strict=True):
             scenes.images[i], scenes.map_index[i], scenes.poses[i] = scene.image, scene.map_index, scene.pose
             for j, path in enumerate(scene.paths):
@@ -110,27 +114,28 @@ def generate(
 
 
 @contextmanager
-def _made(roads: Sequence[Roads], count: int, seed: int, workers: int) -> Iterator[Iterator[Scene]]:
+def _made(roads: Sequence[Roads], count: int, seed: int, workers: int, cut: bool) -> Iterator[Iterator[Scene]]:
     """Scenes 0 … count−1 in order, from a pool of processes when ``workers`` > 1."""
     if workers == 1:
-        yield (sample_scene(roads, seed, index) for index in range(count))
+        yield (sample_scene(roads, seed, index, cut) for index in range(count))
         return
     # Forked workers share the prepared maps without copying, and use neither torch nor its threads.
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-    with multiprocessing.get_context(method).Pool(workers, _start_worker, (roads, seed)) as pool:
+    with multiprocessing.get_context(method).Pool(workers, _start_worker, (roads, seed, cut)) as pool:
         yield pool.imap(_work, range(count), chunksize=16)
 
 
-_worker: tuple[Sequence[Roads], int]  # the maps of a worker process
+_worker: tuple[Sequence[Roads], int, bool]  # the maps of a worker process
 
 
-def _start_worker(roads: Sequence[Roads], seed: int) -> None:
+def _start_worker(roads: Sequence[Roads], seed: int, cut: bool) -> None:
     global _worker
-    _worker = roads, seed
+    _worker = roads, seed, cut
 
 
 def _work(index: int) -> Scene:
-    return sample_scene(*_worker, index)
+    roads, seed, cut = _worker
+    return sample_scene(roads, seed, index, cut)
 
 
 def save_scenes(scenes: Scenes, path: str | Path) -> None:
@@ -308,6 +313,20 @@ def images_overlap(centres: Array, headings: Array, other_centres: Array, other_
         for axis in (angle, angle + np.pi / 2):
             overlap &= np.abs(gap[..., 0] * np.cos(axis) + gap[..., 1] * np.sin(axis)) < reach
     return overlap
+
+
+def apart(scenes: Scenes, others: Scenes) -> Ints:
+    """Numbers of the scenes whose image overlaps none of the ``others`` on a map of the same name."""
+    centres, headings = image_centres(scenes), scenes.poses[:, 2]
+    other_centres, other_headings = image_centres(others), others.poses[:, 2]
+    names, other_names = np.array(scenes.maps)[scenes.map_index], np.array(others.maps)[others.map_index]
+    free = np.ones(len(scenes), bool)
+    for name in np.unique(other_names):
+        theirs = np.flatnonzero(other_names == name)
+        for mine in np.array_split(np.flatnonzero(names == name), -(-len(scenes) // 256)):  # a part of the pairs a time
+            meets = images_overlap(centres[mine], headings[mine], other_centres[theirs], other_headings[theirs])
+            free[mine] = ~meets.any(axis=1)
+    return np.flatnonzero(free)
 
 
 def _check_share(share: float, name: str) -> None:

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,11 +26,12 @@ from torchcpl.tasks.paths.augment import Augmentation
 from torchcpl.tasks.paths.backbones import BACKBONES, build_backbone, position_code
 from torchcpl.tasks.paths.maps import load_maps
 from torchcpl.tasks.paths.procedural import procedural_map
-from torchcpl.tasks.paths.sampling import BACKGROUND, CELL, GRID, PALETTE
+from torchcpl.tasks.paths.sampling import BACKGROUND, CELL, GRID, PALETTE, Ints
 from torchcpl.tasks.paths.scenes import (
     MAP,
     Scenes,
     Split,
+    apart,
     cells_of,
     generate,
     joined,
@@ -73,7 +75,10 @@ class PathsConfig(TrainConfig):
     held_out: float = option(
         0.0, "part of the scenes set aside to choose the checkpoint on (0 = the reported ones)", low=0.0, high=0.5
     )
-    extra: str = option("", "further scenes to train on, a source like the other")
+    extra: str = option(
+        "", "further scenes to train on, a source like the other, drawn as `torchcpl scenes --varied` does; "
+        "those that overlap scenes held out or reported on are left out",
+    )  # fmt: skip
     flip: bool = option(True, "mirror half of the training scenes")
     rotate: float = option(0.0, "turn training scenes about the ego, up to so many degrees", low=0.0, high=180.0)
     zoom: float = option(0.0, "enlarge or shrink training scenes by up to this part", low=0.0, high=1.0)
@@ -258,18 +263,25 @@ def build_method(config: PathsConfig) -> Method:
     return Threshold(config.dim, config.score_hidden, **settings)
 
 
-def load_source(config: PathsConfig, *, progress: bool = True) -> Scenes:
-    """The scenes a configuration names: read from a file, or drawn from maps."""
+def load_source(config: PathsConfig, *, varied: bool = False, progress: bool = True) -> Scenes:
+    """The scenes a configuration names: read from a file, or drawn from maps.
+
+    ``varied`` scenes are of more places, to train on: roads that the ego cannot reach may be cut off in the image, and
+    every map is driven the other way, too.
+    """
     if config.source.endswith(".npz"):
         return load_scenes(config.source)
-    maps = [procedural_map(seed=config.scenes_seed)] if config.source == "procedural" else None
-    if maps is None:
+    if config.source == "procedural":
+        maps = [procedural_map(seed=config.scenes_seed)]
+    else:
         if not Path(config.source).exists():
             raise ValueError(
                 f"source = {config.source!r}: expected procedural, a lane map, a folder of them, or a .npz of scenes"
             )
         maps = load_maps(config.source)
-    return generate(maps, config.scenes, config.scenes_seed, progress=progress)
+    if varied:
+        maps = [*maps, *(graph.reversed() for graph in maps)]
+    return generate(maps, config.scenes, config.scenes_seed, progress=progress, cut=varied)
 
 
 class SceneSet:
@@ -313,7 +325,8 @@ class PathsTask:
         """The scenes trained on; a task that only reports never reads them."""
         seen = [self.scenes.select(self.parts.train)]
         if self.config.extra:
-            seen.append(load_source(override(self.config, source=self.config.extra)))
+            more = load_source(override(self.config, source=self.config.extra), varied=True)
+            seen.append(more.select(unseen(more, self.scenes, self.parts, self.config.split)))
         return SceneSet(joined(seen) if len(seen) > 1 else seen[0], self.device)
 
     @property
@@ -405,6 +418,16 @@ class PathsTask:
         strata = scenes.counts.clamp(max=4) == torch.arange(1, 5, device=self.device).unsqueeze(-1)  # (4, S)
         by_count = (strata * each[0]).sum(-1) / strata.sum(-1)
         return dict(zip(COLUMNS, torch.cat([each.mean(-1), by_count]).tolist(), strict=True))
+
+
+def unseen(more: Scenes, scenes: Scenes, parts: Split, split: str) -> Ints:
+    """Numbers of the scenes in ``more`` that show nothing held out or reported on; none of a map that is left out."""
+    kept = apart(more, scenes.select(np.concatenate([parts.val, parts.held_out])))
+    left_out = split.removeprefix(MAP) if split.startswith(MAP) else ""
+    kept = kept[np.array(more.maps)[more.map_index[kept]] != left_out]
+    if not len(kept):
+        raise ValueError(f"extra: each of its {len(more)} scenes overlaps one that is held out or reported on")
+    return kept
 
 
 def split_scenes(config: PathsConfig, scenes: Scenes) -> Split:
