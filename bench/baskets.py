@@ -80,7 +80,6 @@ def plan(folder: Path, seeds: int, only: list[str]) -> list[Job]:
 
 def work(path: Path, config: BasketsConfig) -> dict[str, Any]:
     """Train and measure the test baskets: ``scores``, those of what needs no training, and what CPL says of items."""
-    start = time.monotonic()
     task = BENCHMARK.make_task(config)
     trained = fit(task, path, resume=True, progress=False)["seconds"]
     run = BENCHMARK.read(path)
@@ -88,8 +87,9 @@ def work(path: Path, config: BasketsConfig) -> dict[str, Any]:
     began = time.monotonic()
     scores: dict[str, Any] = evaluate(model, task.reported)
     scores |= {"valid_log_likelihood": run.state["best"]["value"], "epoch": run.state["best"]["epoch"]}
-    scores |= {"train_seconds": trained, "evaluate_seconds": time.monotonic() - began, "baskets": len(task.reported)}
-    scores |= {"items": task.baskets.num_items, "seconds": time.monotonic() - start}
+    taken = time.monotonic() - began
+    scores |= {"train_seconds": trained, "evaluate_seconds": taken, "seconds": trained + taken}
+    scores |= {"baskets": len(task.reported), "items": task.baskets.num_items}
     found: dict[str, Any] = {"scores": scores}
     if config.method == "dpp" and config.seed == 0:
         found["untrained"] = {name: evaluate(model, task.reported) for name, model in task.untrained().items()}
@@ -221,8 +221,9 @@ def main() -> None:
                 said = f"{scores['log_likelihood']:.3f}, {scores['seconds']:.0f} s"
             print(f"{time.monotonic() - start:5.0f} s  {job.folder}: {said}; {len(left)} left", flush=True)
         results.write()
-    for child in multiprocessing.active_children():
+    for child in multiprocessing.active_children() if running else ():
         child.terminate()  # what it was at goes on from its last checkpoint
+    pool.shutdown()
 
 
 if __name__ == "__main__":
