@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from torchcpl.checks import short
+from torchcpl.files import read_text
 
 C = TypeVar("C", bound="TrainConfig")
 LARGEST = 2**63 - 1  # of a tensor's size or a seed
@@ -80,11 +81,7 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The values in a TOML file; ValueErrors name the file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
-    return parse_toml(text, str(path))
+    return parse_toml(read_text(path), str(path))
 
 
 def from_toml(cls: type[C], path: str | Path) -> C:
