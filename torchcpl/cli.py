@@ -11,8 +11,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import torch
 
@@ -51,17 +52,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         with on_signals(signal.default_int_handler, signal.SIGTERM):  # sent by clusters to stop a job
             options.verb(options)
     except KeyboardInterrupt as stop:
-        _complain(f"stopped{f': {stop}' if str(stop) else ''}")
-        return 130
+        said, status = f"stopped: {stop}" if str(stop) else "stopped", 130
     except Exception as error:
-        said = str(error) if isinstance(error, EXPECTED) else _out_of_memory(error, options)
-        if said is None:
+        reason = str(error) if isinstance(error, EXPECTED) else _out_of_memory(error, options)
+        if reason is None:
             raise
         if options.debug:
             traceback.print_exc()
-        _complain(f"error: {said}")
-        return 2
-    return 0
+        said, status = f"error: {reason}", 2
+    else:
+        return 0
+    print(f"torchcpl: {' '.join(said.split())}", file=sys.stderr)
+    return status
 
 
 def _out_of_memory(error: Exception, options: argparse.Namespace) -> str | None:
@@ -163,7 +165,7 @@ def ablate(options: argparse.Namespace) -> None:
 
 def demo(options: argparse.Namespace) -> None:
     out = options.out or Path("runs") / ("demo" if options.task == DEMO else f"demo-{options.task}")
-    say = _note if options.json else _say
+    say = partial(_say, file=sys.stderr) if options.json else _say
     results, page = TASKS[options.task].demo(out, say)
     _show(results, None, options)
     say(f"Table: {out / 'table.json'}\nReport: {page}  (open it in a browser)")
@@ -191,11 +193,7 @@ def select(options: argparse.Namespace) -> None:
         seed=options.seed, device=options.device,
     )  # fmt: skip
     answers = describe_picks(vectors, found, options.metric)
-    records = [
-        {"answer": number + 1, **pick} if len(answers) > 1 else pick
-        for number, (picks, _) in enumerate(answers)
-        for pick in picks
-    ]
+    records = [pick for picks, _ in answers for pick in picks]
     first, groups = answers[0]
     columns = tuple(Column(name, name.replace("_", " ")) for name in records[0])
     notes = (f"{vectors.skipped} broken images were skipped.",) if vectors.skipped else ()
@@ -208,8 +206,8 @@ def select(options: argparse.Namespace) -> None:
     if options.copy:
         copy_picks(options.copy, vectors, first)
     if options.explore:
-        between, exact = (options.size or options.min_size, options.size or options.max_size), options.size is not None
-        write_explorer(options.explore, vectors, weights, options.metric, between, required, forbidden, exact)
+        sizes = options.size, options.min_size, options.max_size
+        write_explorer(options.explore, vectors, weights, options.metric, sizes, required, forbidden)
     written = [str(path) for path in (options.out, options.sheet, options.explore, options.copy) if path]
     if written:
         _say(f"Written to {', '.join(written)}")
@@ -520,7 +518,10 @@ def _config(benchmark: Benchmark[Any], options: argparse.Namespace, begun: Path 
     elif _small(benchmark, options):
         base = read_recipe(benchmark.config, benchmark.package, SMALL)
         if PAPER in recipes(benchmark.package):
-            _note(f"no GPU: using --recipe {SMALL}; the paper's settings (--recipe {PAPER}) take hours on a CPU")
+            _say(
+                f"torchcpl: no GPU: using --recipe {SMALL}; the paper's settings (--recipe {PAPER}) take hours on a CPU",
+                sys.stderr,
+            )
     config: TrainConfig = from_args(benchmark.config, options, base)
     return config
 
@@ -565,35 +566,18 @@ def _show(results: Table, path: Path | None, options: argparse.Namespace) -> Non
     if options.markdown:
         print(results.markdown(), end="")
         return
-    console = _console()
+    with extra():
+        from rich.console import Console
+    console = Console()
     console.print(results.rich(console.width), crop=False)
     if path:
         _say(f"Written to {path}")
 
 
-def _say(text: str) -> None:
-    if _first():
-        _console().print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _first() -> bool:
-    """Whether this is the process of rank 0, the one that prints."""
-    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
-
-
-def _complain(text: str) -> None:
-    print(f"torchcpl: {' '.join(text.split())}", file=sys.stderr)
-
-
-def _note(text: str) -> None:
-    if _first():
-        _complain(text)
-
-
-def _console() -> Any:
-    with extra():
-        from rich.console import Console
-    return Console()
+def _say(text: str, file: TextIO | None = None) -> None:
+    """Print, in the process of rank 0 alone."""
+    if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0":
+        print(text, file=file)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def write_report(
 ) -> None:
     """Write the page, with everything embedded.
 
-    ``findings`` are sentences under the title, ``configs`` TOML texts by name, ``commands`` follow the table's own, which reproduces it.
+    ``findings`` are sentences under the title, ``configs`` TOML texts by name; ``commands`` go below the table's own.
     """
     info = table.info
     facts = {
@@ -60,7 +60,7 @@ def write_report(
         table=table.html(),
         notes=" ".join(map(html.escape, table.notes)),
         figures="".join(map(_figure, panels)),
-        commands=html.escape("\n".join([str(info.get("command")), *commands])),
+        commands=html.escape("\n".join([info.get("command") or "–", *commands])),
         facts="".join(f"<dt>{name}</dt><dd>{html.escape(str(value or '–'))}</dd>" for name, value in facts.items()),
         configs="".join(
             f"<details><summary>{html.escape(name)}</summary><pre>{html.escape(text)}</pre></details>"

@@ -153,9 +153,9 @@ def reliability_panel(restored: Mapping[str, Any]) -> Panel:
         "stop": {n: pair for n, (_, pair) in found.items()},
     }
     caption = (
-        f"At every step of the selections from {SWEEP_BAGS} of the reported bags, in tenths. Left: the probability of going on, "
-        "and how often the next pick is of a new class. Right: the probability of the stop, and how often all classes "
-        "are covered. On the diagonal a probability means what it says."
+        f"At every step of the selections from {SWEEP_BAGS} of the reported bags, in tenths. Left: the probability "
+        "of going on, and how often the next pick is of a new class. Right: the probability of the stop, and how often "
+        "all classes are covered. On the diagonal a probability means what it says."
     )
     return Panel("reliability", "Reliability of steps and stop", caption, plots.reliability(curves, COLOURS), wide=True)
 
