@@ -252,7 +252,7 @@ def stop_reliability() -> bytes:
     """How often P(stop) was right, drawn."""
     found = read_json(ROOT / "results" / "piles.json")["reliability"]
     said, right = (np.array([row[key] for row in found]) for key in ("said", "right"))
-    figure = plots.reliability({"the stop": {"select": (said, right)}}, {"select": plots.PALETTE[0]}, len(found))
+    figure = plots.reliability({"the stop": {"select": (said, right)}}, {"select": plots.PALETTE[0]})
     return plots.render(figure, "svg")
 
 

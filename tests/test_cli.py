@@ -247,6 +247,16 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert torchcpl.__version__ in out
     assert "--early-stop-weight" in out
+    assert "(default: )" not in out
+
+
+@pytest.mark.parametrize(
+    ("verb", "takes_runs"), [("train", False), ("ablate", False), ("table", True), ("bench", True)]
+)
+def test_usage_names_runs_where_they_are_taken(verb: str, takes_runs: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "subsets", "--help"])
+    assert ("RUN" in capsys.readouterr().out.splitlines()[0]) == takes_runs
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")

@@ -75,7 +75,7 @@ def test_unreadable_json(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for data in (b"", whole[:9], b"\xff\xfe\x00\x01"):
         path.write_bytes(data)
-        with pytest.raises(ValueError, match=r"x\.json: not JSON"):
+        with pytest.raises(ValueError, match=r"x\.json: (not JSON|cannot be read)"):
             read_json(path)
 
 

@@ -169,7 +169,8 @@ def test_what_does_not_fit_is_one_line_and_nothing_is_written(
     good, out = bags(), tmp_path / "picks.json"
     wrong = {
         "narrow": (good[..., :5], "width 64"), "nan": (np.where(good > 0.5, np.nan, good), "finite"),
-        "empty": (good[:0], "numbers"), "itemless": (good[:, :0], "numbers"), "text": (good.astype(str), "numbers"),
+        "empty": (good[:0], "at least one example"), "itemless": (good[:, :0], "at least one item"), 
+        "text": (good.astype(str), "numbers"),
         "flat": (good[0, 0], "numbers"),
     }  # fmt: skip
     commands = []

@@ -254,6 +254,24 @@ def test_bad_files_are_one_line_and_exit_2(
     assert [p.name for p in tmp_path.iterdir()] == ["x.csv"]
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("x.csv", b"a,b\n1,\xff\n", "x.csv: cannot be read"),
+        ("x.csv", b"a\n" + b"1" * 200_000 + b"\n", "x.csv: not CSV: field larger"),
+        ("x.jsonl", b"\xff\n", "x.jsonl: cannot be read"),
+        ("x.jsonl", b"[1]\n" + b"[" * 100_000 + b"\n", "x.jsonl: line 2: not JSON"),
+        ("x.jsonl", b'{"a": [1]}\n{"b": [1]}\n', "line 2 differs"),
+        ("x.parquet", b"PAR1", "x.parquet: not readable as Parquet"),
+        ("x.npz", b"PK", "x.npz: not a readable"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=message):
+        read_vectors(tmp_path / name)
+
+
 def test_a_page_to_explore(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     path, out = write(tmp_path, "csv"), tmp_path / "p.json"

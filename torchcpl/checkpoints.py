@@ -38,10 +38,11 @@ if sys.platform != "win32":
 from torchcpl.config import TrainConfig, parse_toml, read_toml, to_toml
 from torchcpl.files import (
     NUMBER,
-    check_json,
     extra,
     named,
+    parse_json,
     read_json,
+    read_text,
     sync_folder,
     write_atomic,
     write_json,
@@ -66,10 +67,7 @@ class Checkpoint(NamedTuple):
 
 def read_info(run: str | Path) -> dict[str, Any]:
     """The `run_info` of a run, written when it began."""
-    path = Path(run) / "info.json"
-    info: dict[str, Any] = read_json(path)
-    _check(info, {"device": str}, str(path))
-    return info
+    return _read(Path(run) / "info.json", {"device": str})
 
 
 _MAYBE = (int, float, type(None))
@@ -86,11 +84,13 @@ STATE = _RECORD | {
 }  # state.json
 
 
-def _check(value: Any, kind: Any, where: str) -> None:
+def _read(path: Path, kind: Any) -> dict[str, Any]:
+    """A JSON file that matches a schema."""
     try:
-        check_json(value, kind, where)
+        value: dict[str, Any] = read_json(path, kind)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
+    return value
 
 
 def load_checkpoint(run: str | Path, which: str = "best") -> Checkpoint:
@@ -138,13 +138,10 @@ def read_history(run: str | Path) -> list[dict[str, Any]]:
     """The validations of a run so far, one record each."""
     path = Path(run) / "history.jsonl"
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []  # without an unfinished line
-        records = [json.loads(line) for line in lines]
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not a record a line: {error}") from None
-    for number, record in enumerate(records, 1):
-        _check(record, HISTORY, f"{path}: line {number}")
-    return records
+        lines = read_text(path).split("\n")[:-1] if path.exists() else []  # without an unfinished line
+        return [parse_json(line, f"{path}: line {number}", HISTORY) for number, line in enumerate(lines, 1)]
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
 
 
 @contextlib.contextmanager
@@ -296,12 +293,7 @@ def _open(run: Path, which: str) -> tuple[Path, dict[str, Any]]:
     if not folder.is_dir():
         lost = "a broken link" if os.path.lexists(folder) else "training stopped before the first one"
         raise CheckpointError(f"{folder}: no such checkpoint, {lost}")
-    try:
-        state = read_json(folder / "state.json")
-    except ValueError as error:
-        raise CheckpointError(str(error)) from None
-    _check(state, STATE, str(folder / "state.json"))
-    return folder, state
+    return folder, _read(folder / "state.json", STATE)
 
 
 def _contents(folder: Path, state: dict[str, Any], name: str) -> bytes:

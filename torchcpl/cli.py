@@ -8,15 +8,17 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import torch
 
-from torchcpl import __version__, completion
+from torchcpl import __version__
+from torchcpl.completion import script
 from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml
 from torchcpl.files import extra
 from torchcpl.predict import ENGINES, Predictor, explore_file, predict_file
@@ -42,6 +44,7 @@ LARGE = ("validation_bags", "scenes", "max_items", "dim", "ffn", "hidden")  # op
 DEMO = "subsets"  # the task of `torchcpl demo`
 SMALL = "demo"  # the recipe that trains in minutes on a CPU
 PAPER = "paper"
+Verb = Callable[[argparse.Namespace], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,17 +54,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         with on_signals(signal.default_int_handler, signal.SIGTERM):  # sent by clusters to stop a job
             options.verb(options)
     except KeyboardInterrupt as stop:
-        _complain(f"stopped{f': {stop}' if str(stop) else ''}")
-        return 130
+        said, status = f"stopped: {stop}" if str(stop) else "stopped", 130
     except Exception as error:
-        said = str(error) if isinstance(error, EXPECTED) else _out_of_memory(error, options)
-        if said is None:
+        reason = str(error) if isinstance(error, EXPECTED) else _out_of_memory(error, options)
+        if reason is None:
             raise
         if options.debug:
             traceback.print_exc()
-        _complain(f"error: {said}")
-        return 2
-    return 0
+        said, status = f"error: {reason}", 2
+    else:
+        return 0
+    print(f"torchcpl: {' '.join(said.split())}", file=sys.stderr)
+    return status
 
 
 def _out_of_memory(error: Exception, options: argparse.Namespace) -> str | None:
@@ -163,7 +167,7 @@ def ablate(options: argparse.Namespace) -> None:
 
 def demo(options: argparse.Namespace) -> None:
     out = options.out or Path("runs") / ("demo" if options.task == DEMO else f"demo-{options.task}")
-    say = _note if options.json else _say
+    say = partial(_say, file=sys.stderr) if options.json else _say
     results, page = TASKS[options.task].demo(out, say)
     _show(results, None, options)
     say(f"Table: {out / 'table.json'}\nReport: {page}  (open it in a browser)")
@@ -191,11 +195,7 @@ def select(options: argparse.Namespace) -> None:
         seed=options.seed, device=options.device,
     )  # fmt: skip
     answers = describe_picks(vectors, found, options.metric)
-    records = [
-        {"answer": number + 1, **pick} if len(answers) > 1 else pick
-        for number, (picks, _) in enumerate(answers)
-        for pick in picks
-    ]
+    records = [pick for picks, _ in answers for pick in picks]
     first, groups = answers[0]
     columns = tuple(Column(name, name.replace("_", " ")) for name in records[0])
     notes = (f"{vectors.skipped} broken images were skipped.",) if vectors.skipped else ()
@@ -208,8 +208,8 @@ def select(options: argparse.Namespace) -> None:
     if options.copy:
         copy_picks(options.copy, vectors, first)
     if options.explore:
-        between, exact = (options.size or options.min_size, options.size or options.max_size), options.size is not None
-        write_explorer(options.explore, vectors, weights, options.metric, between, required, forbidden, exact)
+        sizes = options.size, options.min_size, options.max_size
+        write_explorer(options.explore, vectors, weights, options.metric, sizes, required, forbidden)
     written = [str(path) for path in (options.out, options.sheet, options.explore, options.copy) if path]
     if written:
         _say(f"Written to {', '.join(written)}")
@@ -241,6 +241,7 @@ def _parser() -> argparse.ArgumentParser:
         "  torchcpl toy                                   the paper's example of five items, in seconds\n"
         "  torchcpl demo                                  train and compare all methods, minutes on a CPU\n"
         "  torchcpl demo paths                            the same for paths through road scenes\n"
+        "  torchcpl select embeddings.npy                 one representative of every group, without training\n"
         "  torchcpl train subsets --method cpl            train one model\n"
         "  torchcpl evaluate runs/subsets-cpl-s0          its metrics\n"
         "  torchcpl table subsets --train --seeds 0 1 2   all methods; trains the missing runs\n\n"
@@ -252,15 +253,14 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for add in (
         _add_train, _add_evaluate, _add_predict, _add_select, _add_table, _add_ablate, _add_bench, _add_report,
-        _add_demo, _add_toy, _add_scenes,
+        _add_demo, _add_toy, _add_scenes, _add_completion,
     ):  # fmt: skip
         add(verbs)
-    _add_completion(verbs)
     return parser
 
 
 def _add_train(verbs: Any) -> None:
-    for name, benchmark, sub in _verb(verbs, "train", train, "train a model"):
+    for name, benchmark, sub in _per_task(verbs, train, "train a model"):
         sub.epilog = (
             f"examples:\n  torchcpl train {name} --method {tuple(benchmark.names)[-1]} --epochs 20 --lr 1e-3\n"
             f"  torchcpl train {name} --recipe {next(iter(recipes(benchmark.package)))} --run runs/mine\n"
@@ -273,21 +273,19 @@ def _add_train(verbs: Any) -> None:
 
 def _add_evaluate(verbs: Any) -> None:
     said = "Evaluate a run's best checkpoint on its test data, or on other labelled data of the same task."
-    sub = verbs.add_parser("evaluate", help="metrics of a run", description=said)
+    sub = _add(verbs, evaluate, "metrics of a run", said)
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     sub.add_argument("--source", help="other data: other classes, other maps (default: the run's)")
     _add_output(sub, "JSON file to write (default: RUN/evaluation.json; none with --source)")
-    _finish(sub, evaluate)
 
 
 def _add_predict(verbs: Any) -> None:
-    said = "Select from new, unlabelled data with a run's best checkpoint."
-    sub = verbs.add_parser("predict", help="apply a run to new data", description=said)
-    sub.epilog = (
+    sub = _add(
+        verbs, predict, "apply a run to new data", "Select from new, unlabelled data with a run's best checkpoint.",
         "examples:\n  torchcpl predict runs/subsets-cpl-s0 features.npy --out picks.csv   (N, d) or (B, N, d)\n"
         "  torchcpl predict runs/paths-cpl-s0 map.json --limit 20 --out picks.json\n"
-        "  torchcpl predict runs/subsets-cpl-s0 bags.parquet --column bag --engine ray --workers 8 --out picks.json"
-    )
+        "  torchcpl predict runs/subsets-cpl-s0 bags.parquet --column bag --engine ray --workers 8 --out picks.json",
+    )  # fmt: skip
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     said = "features in .npy or .npz; scenes in .npz, a lane map; Parquet, a file or a folder"
     sub.add_argument("file", type=Path, metavar="FILE", help=said)
@@ -298,15 +296,16 @@ def _add_predict(verbs: Any) -> None:
     sub.add_argument("--group", default="", metavar="COLUMN", help="Parquet of items: equal values are one example")
     said = "only the first N examples (default: all), or N scenes of a map (default: 100)"
     sub.add_argument("--limit", type=int, metavar="N", help=said)
-    sub.add_argument("--batch-size", type=int, default=64, help="default: 64")
-    sub.add_argument("--engine", choices=ENGINES, default="local", help="default: local, in this process")
-    sub.add_argument("--workers", type=int, default=2, help="number of Ray actors (default: 2)")
-    sub.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
-    _finish(sub, predict)
+    sub.add_argument("--batch-size", type=int, default=64, metavar="N", help="examples at a time (default: 64)")
+    said = "where to predict: in this process or by Ray (default: local)"
+    sub.add_argument("--engine", choices=ENGINES, default="local", help=said)
+    sub.add_argument("--workers", type=int, default=2, metavar="N", help="number of Ray actors (default: 2)")
+    said = "where to compute; auto = CUDA if available (default: auto)"
+    sub.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=said)
 
 
 def _add_table(verbs: Any) -> None:
-    for name, benchmark, sub in _verb(verbs, "table", table, "compare all methods"):
+    for name, benchmark, sub in _per_task(verbs, table, "compare all methods"):
         sub.epilog = (
             f"examples:\n  torchcpl table {name} runs/a runs/b runs/c --out results/table.json\n"
             f"  torchcpl table {name} --train --recipe {next(iter(recipes(benchmark.package)))} --seeds 0 1 2\n"
@@ -314,9 +313,9 @@ def _add_table(verbs: Any) -> None:
         )
         sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="finished runs, or the JSON file of a table")
         sub.add_argument("--train", action="store_true", default=None, help="without RUN: train missing runs")
-        sub.add_argument("--jobs", type=int, help="without RUN: runs to train in parallel (default: 1)")
-        sub.add_argument("--methods", nargs="+", choices=tuple(benchmark.names), help="without RUN (default: all)")
-        sub.add_argument("--seeds", nargs="+", type=int, help="without RUN (default: 0)")
+        sub.add_argument("--jobs", type=int, metavar="N", help="without RUN: runs to train in parallel (default: 1)")
+        _add_methods(sub, benchmark)
+        sub.add_argument("--seeds", nargs="+", type=int, metavar="N", help="without RUN: a run of each (default: 0)")
         said = f"without RUN: folder of the runs (default: runs/{name}-RECIPE)"
         sub.add_argument("--runs", dest="folder", type=Path, metavar="DIR", help=said)
         said = "data that the checkpoint is chosen on (default: all that the runs allow)"
@@ -328,7 +327,7 @@ def _add_table(verbs: Any) -> None:
 
 
 def _add_ablate(verbs: Any) -> None:
-    for name, benchmark, sub in _verb(verbs, "ablate", ablate, "compare variants of a recipe under one budget"):
+    for name, benchmark, sub in _per_task(verbs, ablate, "compare variants of a recipe under one budget"):
         sub.epilog = (
             f"variants: {', '.join(benchmark.variants)}\n\nEach changes some options of the recipe. Finished runs are "
             'kept.\nIn a FILE, a table is a variant:  ["no dropout"]  dropout = 0.0\n\n'
@@ -337,8 +336,8 @@ def _add_ablate(verbs: Any) -> None:
         )
         sub.add_argument("--variants", type=Path, metavar="FILE", help="TOML file of variants (default: those below)")
         sub.add_argument("--only", nargs="+", metavar="NAME", help="some of the variants, beside the base")
-        sub.add_argument("--seeds", nargs="+", type=int, default=[0], help="default: 0")
-        sub.add_argument("--jobs", type=int, default=1, help="runs to train side by side (default: 1)")
+        sub.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="N", help="a run of each (default: 0)")
+        sub.add_argument("--jobs", type=int, default=1, metavar="N", help="runs to train in parallel (default: 1)")
         said = f"folder of the runs, of table.json and of ablation.svg (default: runs/ablate-{name})"
         sub.add_argument("--runs", dest="folder", type=Path, metavar="DIR", help=said)
         _add_output(sub)
@@ -346,16 +345,18 @@ def _add_ablate(verbs: Any) -> None:
 
 
 def _add_bench(verbs: Any) -> None:
-    for name, benchmark, sub in _verb(verbs, "bench", bench, "time predictions"):
+    for name, benchmark, sub in _per_task(verbs, bench, "time predictions"):
         sub.epilog = (
             f"examples:\n  torchcpl bench {name} runs/{name}-cpl-s0 --batches 1 64\n"
             f"  torchcpl bench {name} --methods {' '.join(tuple(benchmark.names)[-2:])}    untrained models"
         )
         sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="runs to time (default: untrained models)")
-        sub.add_argument("--methods", nargs="+", choices=tuple(benchmark.names), help="without RUN (default: all)")
-        sub.add_argument("--batches", nargs="+", type=int, default=[1, 256], help="batch sizes (default: 1 256)")
-        sub.add_argument("--repeats", type=int, default=10, help="rounds to average over (default: 10)")
-        sub.add_argument("--examples", type=int, default=100, help="predictions per round at batch 1 (default: 100)")
+        _add_methods(sub, benchmark)
+        said = "batch sizes (default: 1 256)"
+        sub.add_argument("--batches", nargs="+", type=int, default=[1, 256], metavar="N", help=said)
+        sub.add_argument("--repeats", type=int, default=10, metavar="N", help="rounds to average over (default: 10)")
+        said = "predictions per round at batch 1 (default: 100)"
+        sub.add_argument("--examples", type=int, default=100, metavar="N", help=said)
         said = "of the predictions; below float32, also the share of equal picks (default: 32-true)"
         sub.add_argument("--precision", dest="rounded", choices=tuple(PRECISIONS), default="32-true", help=said)
         _add_output(sub)
@@ -363,77 +364,74 @@ def _add_bench(verbs: Any) -> None:
 
 
 def _add_report(verbs: Any) -> None:
-    for name, _, sub in _verb(verbs, "report", report, "write an HTML report with figures of some runs"):
+    for name, _, sub in _per_task(verbs, report, "write an HTML report with figures of some runs"):
         sub.epilog = f"example:\n  torchcpl report {name} runs/{name}-cpl-s0 runs/{name}-pointer-s0 --out runs/report"
-        sub.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+        sub.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="finished runs")
         sub.add_argument("--out", type=Path, default=Path("runs/report"), help="folder (default: runs/report)")
         sub.add_argument("--explore", type=Path, metavar="PAGE", help="also write an interactive page of a CPL example")
 
 
 def _add_demo(verbs: Any) -> None:
     said = "Train all methods on small built-in data, compare them, write a table and a report."
-    sub = verbs.add_parser("demo", help="train and compare all methods in a few minutes", description=said)
+    sub = _add(verbs, demo, "train and compare all methods in a few minutes", said)
     sub.add_argument("task", nargs="?", choices=tuple(TASKS), default=DEMO, help=f"default: {DEMO}")
     folders = ", ".join(f"runs/demo-{task}" for task in TASKS if task != DEMO)
-    sub.add_argument("--out", type=Path, help=f"folder (default: runs/demo, {folders})")
+    sub.add_argument("--out", type=Path, metavar="FOLDER", help=f"default: runs/demo, {folders}")
     _add_output(sub, "")
-    _finish(sub, demo)
 
 
 def _add_toy(verbs: Any) -> None:
     said = "Two answers, {a} and {b, c}, are valid: what a matching loss predicts, and what CPL predicts."
-    sub = verbs.add_parser("toy", help="the paper's example of five items", description=said)
-    _add_output(sub, "")
-    _finish(sub, toy)
+    _add_output(_add(verbs, toy, "the paper's example of five items", said), "")
 
 
 def _add_select(verbs: Any) -> None:
-    said = "Pick one representative of every group in a file of vectors or a folder of images, without training."
-    sub = verbs.add_parser("select", help="representatives of a set of vectors", description=said)
-    sub.epilog = (
+    sub = _add(
+        verbs, select, "representatives of a set of vectors",
+        "Pick one representative of every group in a file of vectors or a folder of images, without training.",
         "examples:\n  torchcpl select embeddings.npy                      as many as there are groups\n"
         "  torchcpl select embeddings.npy --size 20 --out picks.csv\n"
-        "  torchcpl select photos/ --resnet resnet18.safetensors --sheet picks.html --copy picked/"
-    )
+        "  torchcpl select photos/ --resnet resnet18.safetensors --sheet picks.html --copy picked/",
+    )  # fmt: skip
     sub.add_argument("file", type=Path, metavar="FILE", help=".npy, .npz, .csv, .parquet, .jsonl or a folder of images")
-    sub.add_argument("--size", type=int, help="number of picks (default: chosen by the model)")
-    sub.add_argument("--min-size", type=int, default=1, help="at least so many picks (default: 1)")
-    sub.add_argument("--max-size", type=int, help="at most so many picks (default: no limit)")
-    sub.add_argument("--metric", choices=METRICS, default="euclidean", help="default: euclidean")
+    sub.add_argument("--size", type=int, metavar="N", help="number of picks (default: chosen by the model)")
+    sub.add_argument("--min-size", type=int, default=1, metavar="N", help="at least so many picks (default: 1)")
+    sub.add_argument("--max-size", type=int, metavar="N", help="at most so many picks (default: no limit)")
+    said = "distance between the vectors; precomputed: the file is the matrix of distances (default: euclidean)"
+    sub.add_argument("--metric", choices=METRICS, default="euclidean", help=said)
     sub.add_argument("--require", nargs="+", metavar="ID", help="must be picked (row numbers where there are no ids)")
     sub.add_argument("--forbid", nargs="+", metavar="ID", help="must not be picked")
     sub.add_argument("--weights", metavar="COLUMN|FILE.npy", help="a number per row, added to its logit")
-    sub.add_argument("--hypotheses", type=int, default=1, help="distinct answers, likeliest first (default: 1)")
+    said = "distinct answers, likeliest first (default: 1)"
+    sub.add_argument("--hypotheses", type=int, default=1, metavar="N", help=said)
     sub.add_argument("--column", help="the vectors in a .npz, .parquet or .jsonl (default: the only ones)")
     sub.add_argument("--resnet", type=Path, metavar="FILE", help="weights of a ResNet-18, for images")
     sub.add_argument("--strict", action="store_true", help="refuse broken images instead of skipping them")
-    _add_output(sub, out="")
-    sub.add_argument("--out", type=Path, metavar="FILE", help="picks as .csv, .json, .parquet or .npy")
+    _add_output(sub, "picks as .csv, .json, .parquet or .npy")
     sub.add_argument("--sheet", type=Path, metavar="FILE.html", help="contact sheet: every pick with its group")
     sub.add_argument("--explore", type=Path, metavar="PAGE", help="interactive page, for at most a few hundred rows")
     sub.add_argument("--copy", type=Path, metavar="FOLDER", help="copy the picked images there")
-    sub.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
-    sub.add_argument("--device", help="default: cpu")
-    _finish(sub, select)
+    sub.add_argument("--seed", type=int, default=0, metavar="N", help="random seed (default: 0)")
+    sub.add_argument("--device", help="where to compute: cpu or cuda (default: cpu)")
 
 
 def _add_scenes(verbs: Any) -> None:
-    said = "Generate road scenes with all their valid paths from lane maps, store and show them."
-    sub = verbs.add_parser("scenes", help="generate and show the scenes of the paths task", description=said)
-    sub.epilog = (
+    sub = _add(
+        verbs, scenes, "generate and show the scenes of the paths task",
+        "Generate road scenes with all their valid paths from lane maps, store and show them.",
         "examples:\n  torchcpl scenes --show                             procedural roads, with a picture of some\n"
         "  torchcpl scenes --source maps/ --split geography   from a folder of lane maps\n"
         "  torchcpl scenes --source runs/scenes.npz --show    show a stored file\n"
-        "  torchcpl train paths --source runs/scenes.npz      train on it"
-    )
-    sub.add_argument(
-        "--source", default="procedural", metavar="SOURCE",
-        help="procedural; a lane map (lane-graph/1, nuScenes map expansion or Argoverse 2 JSON) or a folder of them; "
-        "or a .npz that this command wrote (default: procedural)",
+        "  torchcpl train paths --source runs/scenes.npz      train on it",
     )  # fmt: skip
+    said = (
+        "procedural; a lane map (lane-graph/1, nuScenes map expansion or Argoverse 2 JSON) or a folder of them; "
+        "or a .npz that this command wrote (default: procedural)"
+    )
+    sub.add_argument("--source", default="procedural", metavar="SOURCE", help=said)
     defaults = PathsConfig()
     sub.add_argument("--scenes", type=int, metavar="N", help=f"number of scenes (default: {defaults.scenes})")
-    sub.add_argument("--seed", type=int, help=f"random seed of the scenes (default: {defaults.scenes_seed})")
+    sub.add_argument("--seed", type=int, metavar="N", help=f"seed of the scenes (default: {defaults.scenes_seed})")
     said = (
         "scenes of more places, to train on (train paths --extra): roads may be cut off where the ego cannot go, and "
         "every map is driven the other way, too"
@@ -444,13 +442,14 @@ def _add_scenes(verbs: Any) -> None:
     sub.add_argument("--show", nargs="?", type=Path, const=Path(), metavar="FILE.png", help=said)
     said = "print the number of scenes in each part of a split: index, geography, map:NAME"
     sub.add_argument("--split", nargs="+", metavar="SPLIT", help=said)
-    _finish(sub, scenes)
 
 
 def _add_completion(verbs: Any) -> None:
+    def completion(_: argparse.Namespace) -> None:
+        print(script(_parser()))
+
     said = 'Print a completion script: eval "$(torchcpl completion)" in bash.'
-    sub = verbs.add_parser("completion", help="shell completion for bash and zsh", description=said)
-    _finish(sub, lambda _: print(completion.script(_parser())))
+    _add(verbs, completion, "shell completion for bash and zsh", said)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -472,25 +471,23 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _verb(verbs: Any, verb: str, run: Callable[[argparse.Namespace], None], help: str) -> Any:
-    """Add a verb with one sub-command per task; yields the task's name, benchmark and parser."""
-    parser = verbs.add_parser(verb, help=help, description=help[0].upper() + help[1:] + ".")
+def _add(verbs: Any, run: Verb, help: str, said: str, epilog: str = "", name: str = "") -> Any:
+    """A sub-command that calls ``run``, by default with its name."""
+    sub = verbs.add_parser(name or run.__name__, help=help, description=said, epilog=epilog)
+    sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    sub.set_defaults(verb=run)
+    return sub
+
+
+def _per_task(verbs: Any, run: Verb, help: str) -> Iterator[Any]:
+    """A verb with one sub-command per task: the task's name, benchmark and parser."""
+    title = help[0].upper() + help[1:] + "."
+    parser = verbs.add_parser(run.__name__, help=help, description=title)
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True, dest="task")
     for name, benchmark in TASKS.items():
-        if verb == "ablate" and not benchmark.variants:
-            continue
-        said = f"{help[0].upper() + help[1:]}. Task: {benchmark.summary}."
-        sub = tasks.add_parser(name, help=benchmark.summary, description=said)
-        yield name, benchmark, sub
-        _finish(sub, run)
-        if any(hasattr(action, "dest") and action.dest == "recipe" for action in sub._actions):
-            # Without the dozens of options of the configuration.
-            sub.usage = f"{sub.prog} {'[RUN …] ' if verb != 'train' else ''}[--recipe NAME | --config FILE] [option …]"
-
-
-def _finish(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], None]) -> None:
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.set_defaults(verb=run)
+        if run is not ablate or benchmark.variants:
+            said = f"{title} Task: {benchmark.summary}."
+            yield name, benchmark, _add(tasks, run, benchmark.summary, said, name=name)
 
 
 def _add_output(parser: argparse.ArgumentParser, out: str = "JSON file to write (default: in runs/)") -> None:
@@ -501,15 +498,22 @@ def _add_output(parser: argparse.ArgumentParser, out: str = "JSON file to write 
     form.add_argument("--json", action="store_true", help="print the table as JSON, and nothing else")
 
 
+def _add_methods(parser: argparse.ArgumentParser, benchmark: Benchmark[Any]) -> None:
+    names = tuple(benchmark.names)
+    said = f"without RUN: some of {', '.join(names)} (default: all)"
+    parser.add_argument("--methods", nargs="+", choices=names, metavar="METHOD", help=said)
+
+
 def _add_config(
-    parser: argparse.ArgumentParser,
-    benchmark: Benchmark[Any],
-    title: str = "configuration",
-    only: Sequence[str] = (),
+    parser: argparse.ArgumentParser, benchmark: Benchmark[Any], title: str = "configuration", only: Sequence[str] = ()
 ) -> None:
+    runs = "[RUN …] " if any(action.dest == "runs" for action in parser._actions) else ""
+    parser.usage = f"{parser.prog} {runs}[--recipe NAME | --config FILE] [option …]"  # without dozens of options
     group = parser.add_argument_group(title, "options override --recipe or --config")
     base = group.add_mutually_exclusive_group()
-    base.add_argument("--recipe", choices=tuple(recipes(benchmark.package)), help="settings shipped with torchcpl")
+    small = "" if only else f" (default without a GPU: {SMALL}, unless options of the model or its training are given)"
+    said = f"settings shipped with torchcpl{small}"
+    base.add_argument("--recipe", choices=tuple(recipes(benchmark.package)), help=said)
     base.add_argument("--config", type=Path, metavar="FILE", help="settings in a TOML file")
     add_arguments(group, benchmark.config, only)
 
@@ -526,7 +530,8 @@ def _config(benchmark: Benchmark[Any], options: argparse.Namespace, begun: Path 
     elif _small(benchmark, options):
         base = read_recipe(benchmark.config, benchmark.package, SMALL)
         if PAPER in recipes(benchmark.package):
-            _note(f"no GPU: using --recipe {SMALL}; the paper's settings (--recipe {PAPER}) take hours on a CPU")
+            hours = f"the paper's settings (--recipe {PAPER}) take hours on a CPU"
+            _say(f"torchcpl: no GPU: using --recipe {SMALL}; {hours}", sys.stderr)
     config: TrainConfig = from_args(benchmark.config, options, base)
     return config
 
@@ -571,35 +576,18 @@ def _show(results: Table, path: Path | None, options: argparse.Namespace) -> Non
     if options.markdown:
         print(results.markdown(), end="")
         return
-    console = _console()
+    with extra():
+        from rich.console import Console
+    console = Console()
     console.print(results.rich(console.width), crop=False)
     if path:
         _say(f"Written to {path}")
 
 
-def _say(text: str) -> None:
-    if _first():
-        _console().print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _first() -> bool:
-    """Whether this is the process of rank 0, the one that prints."""
-    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
-
-
-def _complain(text: str) -> None:
-    print(f"torchcpl: {' '.join(text.split())}", file=sys.stderr)
-
-
-def _note(text: str) -> None:
-    if _first():
-        _complain(text)
-
-
-def _console() -> Any:
-    with extra():
-        from rich.console import Console
-    return Console()
+def _say(text: str, file: TextIO | None = None) -> None:
+    """Print, in the process of rank 0 alone."""
+    if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0":
+        print(text, file=file)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from torchcpl.checks import short
+from torchcpl.files import read_text
 
 C = TypeVar("C", bound="TrainConfig")
 LARGEST = 2**63 - 1  # of a tensor's size or a seed
@@ -41,7 +42,7 @@ class TrainConfig:
     """The options of the training loop; a task's configuration inherits them and adds its own."""
 
     seed: int = option(0, "seed of the weights, the data and the dropout", low=0, high=2**32 - 1)
-    epochs: int = option(300, "epochs, of steps_per_epoch steps each", low=1)
+    epochs: int = option(300, "number of epochs", low=1)
     batch_size: int = option(256, "examples in a step, on each device", low=1)
     optimizer: str = option("adam", "optimiser", choices=("adam", "adamw"))
     lr: float = option(5e-4, "peak learning rate", low=0.0)
@@ -56,7 +57,7 @@ class TrainConfig:
     deterministic: bool = option(True, "deterministic algorithms on CUDA, where torch has them")
     validate_every: int = option(1, "epochs between validations", low=1)
     checkpoint_seconds: float = option(30.0, "least seconds between checkpoints (0 = at every validation)", low=0.0)
-    device: str = option("auto", "where to train; auto = CUDA if available", choices=("auto", "cpu", "cuda"))
+    device: str = option("auto", "where to compute; auto = CUDA if available", choices=("auto", "cpu", "cuda"))
     devices: int = option(1, "number of processes (DDP)", low=1)
 
     def __post_init__(self) -> None:
@@ -80,11 +81,7 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The values in a TOML file; ValueErrors name the file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
-    return parse_toml(text, str(path))
+    return parse_toml(read_text(path), str(path))
 
 
 def from_toml(cls: type[C], path: str | Path) -> C:
@@ -109,7 +106,8 @@ def add_arguments(parser: argparse._ActionsContainer, cls: type[TrainConfig], on
         if only and f.name not in only:
             continue
         kind, choices = types[f.name], f.metadata["choices"] or None
-        help = f"{f.metadata['help']} (default: {_words(f.default)})".replace("%", "%%")
+        default = f" (default: {_words(f.default)})" if f.default not in ("", ()) else ""
+        help = (f.metadata["help"] + default).replace("%", "%%")
         # Absent from the namespace unless given, so that it overrides a TOML file only then.
         shared: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS, "help": help}
         name = "--" + f.name.replace("_", "-")

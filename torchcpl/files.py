@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -83,14 +85,29 @@ def write_json(path: str | Path, obj: Any) -> None:
     write_atomic(path, (text + "\n").encode())
 
 
-def read_json(path: str | Path) -> Any:
-    """The contents of a JSON file; ValueErrors name the file."""
+def read_text(path: str | Path) -> str:
+    """The contents of a UTF-8 file; ValueErrors name the file."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+        return Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{path}: cannot be read: {reason}") from None
+
+
+def read_json(path: str | Path, kind: Any = None) -> Any:
+    """The contents of a JSON file that matches the schema ``kind``, if given; ValueErrors name the file."""
+    return parse_json(read_text(path), str(path), kind)
+
+
+def parse_json(text: str, where: str, kind: Any = None) -> Any:
+    """A JSON text that matches the schema ``kind``, if given; ValueErrors begin with ``where``."""
+    try:
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON: {error}") from None
+        raise ValueError(f"{where}: not JSON: {error}") from None
+    if kind is not None:
+        check_json(value, kind, where)
+    return value
 
 
 def check_json(value: Any, kind: Any, where: str) -> None:
@@ -119,9 +136,9 @@ def check_json(value: Any, kind: Any, where: str) -> None:
 
 
 def read_npz(path: str | Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an ``.npz`` file, or that of an ``.npy`` as ``array``; ValueErrors name the file."""
+    """The arrays of an ``.npz``, or that of an ``.npy``, mapped from disk, as ``array``; ValueErrors name the file."""
     try:
-        archive = np.load(path, allow_pickle=False)
+        archive = np.load(path, mmap_mode="r", allow_pickle=False)
         if isinstance(archive, np.ndarray):
             return {"array": archive}
         with archive:
@@ -130,6 +147,23 @@ def read_npz(path: str | Path) -> dict[str, NDArray[Any]]:
         raise FileNotFoundError(f"{path}: no such file") from None
     except Exception as error:  # numpy and zipfile raise many types for a damaged file
         raise ValueError(f"{path}: not a readable .npz of plain arrays: {error or type(error).__name__}") from error
+
+
+def read_parquet(path: str | Path) -> Any:
+    """A ``pyarrow.Table``: a Parquet file, or all those in a folder; ValueErrors name the file."""
+    with extra("ray"):
+        import pyarrow
+        from pyarrow import dataset
+    try:
+        return dataset.dataset(path, format="parquet").to_table()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not readable as Parquet: {str(error).splitlines()[0]}") from None
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()
 
 
 def stamp(*paths: str | Path) -> tuple[tuple[str, int, int, int], ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -18,7 +16,7 @@ from torch import Tensor
 from torchcpl.checkpoints import load_checkpoint, load_weights
 from torchcpl.checks import check_choice, check_count, describe
 from torchcpl.config import TrainConfig, from_toml, override
-from torchcpl.files import extra, track, write_atomic, write_json
+from torchcpl.files import csv_text, extra, read_parquet, track, write_atomic, write_json
 from torchcpl.provenance import run_info
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.registry import benchmark_of
@@ -219,13 +217,7 @@ def _read(predictor: Predictor, path: Path, size: int, limit: int | None) -> Ite
 
 
 def _arrow(predictor: Predictor, path: Path, size: int) -> Iterator[dict[str, NDArray[Any]]]:
-    with extra("ray"):
-        import pyarrow
-        from pyarrow import dataset
-    try:
-        table = dataset.dataset(path, format="parquet").to_table()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: not readable as Parquet: {str(error).splitlines()[0]}") from None
+    table = read_parquet(path)
     columns = {name: table[name].to_numpy() for name in table.column_names}
     if predictor.group:
         if predictor.group not in columns:
@@ -273,13 +265,12 @@ def _records(batch: Mapping[str, NDArray[Any]]) -> Iterator[dict[str, Any]]:
 
 def _csv(records: Sequence[Mapping[str, Any]]) -> str:
     """A line for every pick: the example, the step, the index, its log-probability, its point."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     steps, points = ("step_log_prob" in records[0], "points" in records[0])
-    names = ["log_prob"] * steps + ["x", "y"] * points
-    writer.writerow(["row", "step", "index", *names])
-    for record in records:
-        for step, index in enumerate(record["picks"]):
-            more = [record["step_log_prob"][step]] * steps + (record["points"][step] if points else [])
-            writer.writerow([record["row"], step, index, *more])
-    return text.getvalue()
+    rows = [
+        [record["row"], step, index]
+        + ([record["step_log_prob"][step]] if steps else [])
+        + (record["points"][step] if points else [])
+        for record in records
+        for step, index in enumerate(record["picks"])
+    ]
+    return csv_text(["row", "step", "index"] + ["log_prob"] * steps + ["x", "y"] * points, rows)

@@ -44,11 +44,10 @@ def write_report(
 ) -> None:
     """Write the page, with everything embedded.
 
-    ``findings`` are sentences under the title, ``configs`` TOML texts by name, ``commands`` reproduce the page.
+    ``findings`` are sentences under the title, ``configs`` TOML texts by name; ``commands`` go below the table's own.
     """
     info = table.info
     facts = {
-        "command": info.get("command"),
         "commit": (info.get("commit") or "–") + (" with changes" if info.get("dirty") else ""),
         "device": info.get("device"),
         "versions": ", ".join(f"{name} {version}" for name, version in info.get("versions", {}).items()),
@@ -61,7 +60,7 @@ def write_report(
         table=table.html(),
         notes=" ".join(map(html.escape, table.notes)),
         figures="".join(map(_figure, panels)),
-        commands=html.escape("\n".join(commands)),
+        commands=html.escape("\n".join([info.get("command") or "–", *commands])),
         facts="".join(f"<dt>{name}</dt><dd>{html.escape(str(value or '–'))}</dd>" for name, value in facts.items()),
         configs="".join(
             f"<details><summary>{html.escape(name)}</summary><pre>{html.escape(text)}</pre></details>"

@@ -34,13 +34,14 @@ def describe_picks(vectors: Vectors, found: Selection, metric: str) -> list[tupl
     assert found.step_log_prob is not None
     chances = found.step_log_prob.view_as(indices).exp()
     answers = []
-    for row, chance in zip(indices, chances.tolist(), strict=True):
+    for number, (row, chance) in enumerate(zip(indices, chances.tolist(), strict=True), 1):
         rows = row[row >= 0]
         labels = assign(vectors.values, rows, metric)
         counts = labels.bincount(minlength=len(rows)).tolist()
+        which = {"answer": number} if len(indices) > 1 else {}
         picks = [
-            {"pick": place + 1, "row": i, "id": vectors.ids[i], "probability": round(p, 6), "stands_for": count}
-            for place, (i, p, count) in enumerate(zip(rows.tolist(), chance, counts, strict=False))
+            {**which, "pick": place, "row": i, "id": vectors.ids[i], "probability": round(p, 6), "stands_for": count}
+            for place, (i, p, count) in enumerate(zip(rows.tolist(), chance, counts, strict=False), 1)
         ]
         answers.append((picks, labels.tolist()))
     return answers
@@ -75,19 +76,22 @@ def write_sheet(path: str | Path, vectors: Vectors, picks: Sequence[Mapping[str,
 
 
 def write_explorer(
-    path: str | Path, vectors: Vectors, weights: Any, metric: str, between: tuple[int, int | None], required: list[int],
-    forbidden: list[int], exact: bool,
+    path: str | Path, vectors: Vectors, weights: Any, metric: str, sizes: tuple[int | None, int, int | None],
+    required: list[int], forbidden: list[int],
 ) -> None:  # fmt: skip
-    """Write a page to explore the selection, with thumbnails if the items are images, of a few hundred rows."""
+    """Write a page to explore the selection, with thumbnails if the items are images, of a few hundred rows.
+
+    ``sizes`` are the number of picks, if given, and the fewest and the most.
+    """
     pot = pile_potentials(vectors.values, metric, weights)
     shape = (1, pot.num_candidates)
     must, never = (as_mask("rows", rows, shape, pot.mask.device) for rows in (required, forbidden))
     images = None if vectors.files is None else [read_image(file, 96) for file in vectors.files]
-    least, most = between
+    size, least, most = sizes
     explore(
         pot, path, images if images is not None else list(vectors.ids), labels=list(vectors.ids) if images else None,
-        title=f"{len(vectors.ids)} candidates", min_len=least, max_len=most,
-        stop_threshold=None if exact else 0.5, constraints=[Require(must), Forbid(never)],
+        title=f"{len(vectors.ids)} candidates", min_len=size or least,
+        max_len=size or most, stop_threshold=0.5 if size is None else None, constraints=[Require(must), Forbid(never)],
     )  # fmt: skip
 
 

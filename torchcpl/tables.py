@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcpl.files import NUMBER, check_json, extra, read_json, write_json
+from torchcpl.files import NUMBER, extra, read_json, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -111,7 +111,6 @@ class Table:
     @classmethod
     def read(cls, path: str | Path, columns: tuple[Column, ...]) -> Table:
         """A table that was written."""
-        content = read_json(path)
         numbers = [f"{column.name}{ending}" for column in columns[1:] for ending in ("?", "_std?")]
         row = {
             columns[0].name: str,
@@ -119,7 +118,7 @@ class Table:
             "section?": str,
             **dict.fromkeys(numbers, (*NUMBER, type(None))),
         }
-        check_json(content, {"title": str, "notes": [str], "rows": [row], "published": [row]}, str(path))
+        content = read_json(path, {"title": str, "notes": [str], "rows": [row], "published": [row]})
         parts = {name: content.pop(name) for name in ("title", "rows", "published", "notes")}
         absent = [column.name for column in columns if not any(column.name in row for row in parts["rows"])]
         if absent:

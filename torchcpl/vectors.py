@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchcpl.files import extra, write_atomic
+from torchcpl.files import csv_text, extra, parse_json, read_npz, read_parquet, read_text, write_atomic, write_json
 
 IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 READ = (".npy", ".npz", ".csv", ".parquet", ".jsonl")
@@ -80,8 +79,10 @@ def read_vectors(
         raise ValueError(f"{path}: expected a folder of images or one of {', '.join(READ)}")
     if path.suffix in (".npy", ".npz"):
         return _checked(path, *_numpy(path, column), None)
-    read = {".csv": _csv, ".parquet": _parquet, ".jsonl": _jsonl}[path.suffix]
-    table = read(path)
+    if path.suffix == ".parquet":
+        table: dict[str, list[Any]] = read_parquet(path).to_pydict()
+    else:
+        table = _csv(path) if path.suffix == ".csv" else _jsonl(path)
     ids = table.pop("id", None)
     bonus = _numbers(path, weights, table.pop(weights)) if weights in table else None
     return _checked(path, _matrix(path, table, column), ids, bonus)
@@ -103,13 +104,9 @@ def _checked(path: Path, values: NDArray[Any], ids: Iterable[Any] | None, weight
 
 
 def _numpy(path: Path, column: str | None) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    try:
-        if path.suffix == ".npy":
-            return np.load(path, mmap_mode="r", allow_pickle=False), None
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except Exception as error:  # numpy and zipfile raise many types for a damaged file
-        raise ValueError(f"{path}: not a readable file of plain arrays: {error}") from None
+    arrays = read_npz(path)
+    if path.suffix == ".npy":
+        return arrays["array"], None
     ids = arrays.pop("ids", None)
     found = [name for name, array in arrays.items() if array.ndim == 2] if column is None else [column]
     if len(found) != 1 or found[0] not in arrays:
@@ -118,8 +115,10 @@ def _numpy(path: Path, column: str | None) -> tuple[NDArray[Any], NDArray[Any] |
 
 
 def _csv(path: Path) -> dict[str, list[Any]]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = [row for row in csv.reader(file) if row]
+    try:
+        rows = [row for row in csv.reader(io.StringIO(read_text(path), newline="")) if row]
+    except csv.Error as error:
+        raise ValueError(f"{path}: not CSV: {error}") from None
     if not rows:
         raise ValueError(f"{path}: expected rows, got an empty file")
     header = [str(i) for i in range(len(rows[0]))]
@@ -142,34 +141,15 @@ def _is_number(text: str) -> bool:
 
 
 def _jsonl(path: Path) -> dict[str, list[Any]]:
-    table: dict[str, list[Any]] = {}
-    count = 0
-    with path.open(encoding="utf-8") as file:
-        for count, line in enumerate(filter(str.strip, file), 1):
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}: line {count} is not JSON: {error}") from None
-            record = {"vector": record} if isinstance(record, list) else record
-            if not isinstance(record, dict) or (table and record.keys() != table.keys()):
-                raise ValueError(f"{path}: expected objects with the same keys in every line, line {count} differs")
-            for name, value in record.items():
-                table.setdefault(name, []).append(value)
-    if not count:
+    lines = filter(str.strip, read_text(path).split("\n"))
+    records = [parse_json(line, f"{path}: line {number}") for number, line in enumerate(lines, 1)]
+    if not records:
         raise ValueError(f"{path}: expected rows, got an empty file")
-    return table
-
-
-def _parquet(path: Path) -> dict[str, list[Any]]:
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ImportError("Parquet files need: pip install pyarrow") from error
-    try:
-        table: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
-    except Exception as error:  # pyarrow's own errors
-        raise ValueError(f"{path}: not a readable Parquet file: {error}") from None
-    return table
+    records = [{"vector": record} if isinstance(record, list) else record for record in records]
+    for number, record in enumerate(records, 1):
+        if not isinstance(record, dict) or record.keys() != records[0].keys():
+            raise ValueError(f"{path}: expected objects with the same keys in every line, line {number} differs")
+    return {name: [record[name] for record in records] for name in records[0]}
 
 
 def _matrix(path: Path, table: Mapping[str, list[Any]], column: str | None) -> NDArray[Any]:
@@ -208,7 +188,8 @@ def _images(folder: Path, resnet: str | Path | None, strict: bool) -> Vectors:
         raise ValueError(f"{folder}: images need --resnet, a file with the weights of a ResNet-18")
     net = load_resnet18(resnet)
     files, rows = [], []
-    for batch in _batches(found, 64):
+    for start in range(0, len(found), 64):
+        batch = found[start : start + 64]
         pictures = {path: picture for path in batch if (picture := read_image(path, 224)) is not None}
         broken = next((path for path in batch if path not in pictures), None)
         if strict and broken:
@@ -238,34 +219,24 @@ def read_image(path: Path, side: int) -> NDArray[np.uint8] | None:
     return np.ascontiguousarray(cv2.resize(square, (side, side), interpolation=cv2.INTER_AREA))
 
 
-def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for i in range(0, len(items), size):
-        yield items[i : i + size]
-
-
 def write_picks(path: str | Path, picks: Sequence[Mapping[str, Any]]) -> None:
     """One record a pick as ``.csv``, ``.json`` or ``.parquet``, or their rows alone as ``.npy``."""
     path = Path(path)
     check_out(path)
+    raw = io.BytesIO()
     if path.suffix == ".json":
-        data = (json.dumps(list(picks), indent=1, ensure_ascii=False) + "\n").encode()
-    elif path.suffix == ".csv":
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(picks[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(picks)
-        data = text.getvalue().encode()
+        write_json(path, list(picks))
+        return
+    if path.suffix == ".csv":
+        raw.write(csv_text(list(picks[0]), [list(pick.values()) for pick in picks]).encode())
+    elif path.suffix == ".npy":
+        np.save(raw, np.array([pick["row"] for pick in picks]))
     else:
-        raw = io.BytesIO()
-        if path.suffix == ".npy":
-            np.save(raw, np.array([pick["row"] for pick in picks]))
-        else:
-            import pyarrow
-            from pyarrow import parquet
+        import pyarrow
+        from pyarrow import parquet
 
-            parquet.write_table(pyarrow.Table.from_pylist(list(picks)), raw)
-        data = raw.getvalue()
-    write_atomic(path, data)
+        parquet.write_table(pyarrow.Table.from_pylist(list(picks)), raw)
+    write_atomic(path, raw.getvalue())
 
 
 def check_out(path: Path) -> None:
@@ -275,7 +246,5 @@ def check_out(path: Path) -> None:
     if not path.parent.is_dir():
         raise ValueError(f"{path}: expected a folder that exists, {path.parent} does not")
     if path.suffix == ".parquet":
-        try:
+        with extra("ray"):
             import pyarrow  # noqa: F401
-        except ImportError as error:
-            raise ImportError("Parquet files need: pip install pyarrow") from error

@@ -21,6 +21,7 @@ from torchcpl.cli import main
 from torchcpl.config import override
 from torchcpl.head import CPLHead
 from torchcpl.tables import Table
+from torchcpl.tasks.figures import steps_of
 from torchcpl.tasks.runs import Run
 from torchcpl.tasks.subsets import figures
 from torchcpl.tasks.subsets.benchmark import PUBLISHED, SubsetsBenchmark
@@ -286,6 +287,26 @@ def test_the_report_has_every_panel(folder: Path, tmp_path: Path, table: Table) 
         assert base64.b64decode(data).startswith(b"\x89PNG")
     for said in ("CPL reaches a CluF1 of", "The autoregressive pointer", "permutations = 2", "chosen on held-out"):
         assert said in text
+
+
+def test_reliability_is_of_the_steps_taken(folder: Path) -> None:
+    task, model, knob = BENCHMARK.restore(BENCHMARK.read(folder / "cpl-s0"))
+    bags = list(task.reported.split(1))
+    going, stops = [], []
+    for bag in bags:
+        picks, probabilities, _ = steps_of(model.method, model.encode(bag), bag.mask, model.max_len, knob)
+        labels, seen = bag.labels[0].tolist(), set[int]()
+        classes = {label for label in labels if label >= 0}
+        for pick, choice in zip([*picks, None], probabilities, strict=True):
+            if pick is not None or len(picks) < model.max_len:
+                stops.append((float(choice[-1]), seen == classes))
+            if pick is not None:
+                going.append((1 - float(choice[-1]), labels[pick] not in seen))
+                seen.add(labels[pick])
+    found = figures.reliability(task, model, knob)
+    for (probability, came_true), expected in zip(found, (going, stops), strict=True):
+        np.testing.assert_allclose(probability, [p for p, _ in expected], atol=1e-5)
+        assert came_true.tolist() == [float(hit) for _, hit in expected]
 
 
 def test_a_page_to_explore(folder: Path, tmp_path: Path) -> None:

@@ -136,18 +136,17 @@ def variants(rows: Sequence[Row], score: Column, cost: Column) -> Figure:
 
 
 @styled
-def reliability(
-    panels: Mapping[str, Mapping[str, tuple[Array, Array]]], colours: Mapping[str, str], bins: int = 10
-) -> Figure:
-    """One panel each, one line per method: observed frequency against stated probability, in bins of equal counts."""
+def reliability(panels: Mapping[str, Mapping[str, tuple[Array, Array]]], colours: Mapping[str, str]) -> Figure:
+    """One panel each, one line per method: observed frequency against stated probability, in tenths."""
     figure = new_figure(WIDTH * 0.8, WIDTH * 0.4)
     for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         axes.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8)
         for name, (probability, came_true) in curves.items():
-            parts = np.array_split(np.argsort(probability, kind="stable"), bins)
-            at = [(probability[part].mean(), came_true[part].mean()) for part in parts if len(part)]
-            axes.plot(*np.array(at).T, "o-", color=colours[name], markersize=3, linewidth=1.2, label=name)
+            tenth = (10 * probability).astype(int).clip(0, 9)
+            parts = [tenth == place for place in np.unique(tenth)]
+            at = [(probability[part].mean(), came_true[part].mean()) for part in parts]
+            axes.plot(*np.array(at).T, "o-", color=colours[name], markersize=3, clip_on=False, label=name)
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=f"probability of {title}", ylabel="frequency", aspect="equal")
         axes.grid(True)
-    axes.legend(loc="upper left")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figure

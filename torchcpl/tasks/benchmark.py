@@ -406,7 +406,7 @@ class Benchmark(ABC, Generic[C]):
         page = Path(out) / "report.html"
         save_panels(panels, page.parent / "figures")
         configs = {str(run.path): to_toml(run.config) for run in runs if run.config.seed == runs[0].config.seed}
-        commands = [table.info["command"], f"torchcpl evaluate {runs[-1].path}"]
+        commands = [f"torchcpl evaluate {[*self.first_runs(runs).values()][-1].path}"]
         write_report(page, self.lead, self.findings(table), table, panels, configs, commands)
         return page
 

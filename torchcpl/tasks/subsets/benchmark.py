@@ -154,7 +154,7 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
         reference = next((row for row in table.rows if row["method"] == REFERENCE), None)
         stepwise = {METHODS[method]: restored[method] for method in ("pointer", "cpl") if method in restored}
         reliability = [figures.reliability_panel(stepwise)] if stepwise else []
-        return [*found, figures.trade_panel(restored, reference), *reliability]
+        return [*found, *reliability, figures.trade_panel(restored, reference)]
 
     def explorer(self, run: Run[SubsetsConfig]) -> Explorer:
         return figures.bag_explorer(*self.restore(run))

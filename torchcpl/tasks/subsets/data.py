@@ -14,14 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchcpl.checks import check_count, check_tensor, describe
+from torchcpl.checks import check_tensor, describe
 from torchcpl.encoders.resnet import ResNet18, load_resnet18, prepare
 from torchcpl.files import extra, read_npz, track, write_atomic
 from torchcpl.tasks.subsets.cifar import LAYOUTS, read_cifar
 
 SOURCES = ("digits", "cifar100", "cifar10")
-TEST_FRACTION, SPLIT_SEED = 0.2, 0  # for sources without a test split
 EMBEDDING = "resnet18 224 bilinear float32"  # part of the cache key: the preprocessing
+IMAGES_AT_ONCE = 256  # through the ResNet-18
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +79,6 @@ def load_source(
     weights: str | os.PathLike[str] | None = None,
     cache: str | os.PathLike[str] | None = None,
     device: str | torch.device = "cpu",
-    batch_size: int = 256,
-    progress: bool = True,
 ) -> Features:
     """The labelled features that ``source`` names, on the CPU.
 
@@ -101,18 +99,15 @@ def load_source(
         weights: ResNet-18 weights, ``.safetensors`` or ``.pth``/``.pt``.
         cache: folder for computed features, by default ``torchcpl`` in the user's cache folder.
         device: where the ResNet-18 runs.
-        batch_size: images per pass of the ResNet-18.
-        progress: show a progress bar while it runs.
     """
     if source == "digits":
         return _digits()
     if source in ("cifar100", "cifar10"):
         if root is None or weights is None:
             raise ValueError(f"{source}: needs root (the folder of the data) and weights (a ResNet-18 file)")
-        check_count("batch_size", batch_size, 1)
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(cache) if cache is not None else Path(home) / "torchcpl"
-        return _cifar(str(source), Path(root), Path(weights), folder, device, batch_size, progress)
+        return _cifar(str(source), Path(root), Path(weights), folder, device)
     path = Path(source)
     if path.suffix != ".npz":
         raise ValueError(f"source: expected one of {', '.join(SOURCES)} or a path to an .npz, got {str(source)!r}")
@@ -120,10 +115,7 @@ def load_source(
 
 
 def split_held_out(features: Features, fraction: float = 0.2, seed: int = 0) -> Features:
-    """Hold out part of the *training* rows of each class.
-
-    The result's ``test`` is the held-out part of ``features.train``; the reported test rows are not in it.
-    """
+    """The training rows alone, of which part of each class is held out as ``test``."""
     return _divide(features.train, features.train_labels, features.class_names, fraction, seed)
 
 
@@ -157,8 +149,8 @@ def _divide(
     x: Tensor,
     labels: Tensor,
     class_names: tuple[str, ...],
-    fraction: float = TEST_FRACTION,
-    seed: int = SPLIT_SEED,
+    fraction: float = 0.2,
+    seed: int = 0,
     images: Tensor | None = None,
 ) -> Features:
     """Train and test splits: round(fraction · size) rows of each class, at least one and not all, are the test."""
@@ -203,18 +195,11 @@ def _npz(path: Path) -> Features:
             f"{path}: expected the arrays train, train_labels, test, test_labels, or features, labels; "
             f"got {', '.join(sorted(arrays)) or 'none'}"
         )
-    scale = arrays.get("scale", np.ones((), np.float32))
     matrices = {}
     for name, given in parts.items():
-        matrix = arrays[name]
-        if matrix.ndim != 2 or matrix.dtype.kind not in "iuf":
-            raise ValueError(f"{path}: {name}: expected (M, d) numbers, got {matrix.shape} {matrix.dtype}")
-        if given.shape != matrix.shape[:1]:
-            raise ValueError(f"{path}: labels of {name}: expected {matrix.shape[:1]}, got {given.shape}")
-        if scale.shape not in ((), matrix.shape[1:]) or scale.dtype.kind not in "iuf":
-            raise ValueError(f"{path}: scale: expected () or {matrix.shape[1:]} numbers, got {scale.shape}")
-        with np.errstate(over="ignore"):  # Features refuses infinities, and says so
-            matrices[name] = torch.from_numpy(matrix.astype(np.float32) * scale.astype(np.float32))
+        matrices[name] = _scaled(f"{path}: {name}", arrays[name], arrays.get("scale"), {2: "(M, d)"})
+        if given.shape != (len(matrices[name]),):
+            raise ValueError(f"{path}: labels of {name}: expected {(len(matrices[name]),)}, got {given.shape}")
     labels, class_names = _encode_labels(path, parts, arrays.get("class_names"))
     try:
         if "features" in parts:
@@ -233,20 +218,28 @@ def read_bags(path: Path, column: str) -> list[Tensor]:
     if path.suffix not in (".npy", ".npz"):
         raise ValueError(f"{path}: expected features in a .npy or .npz file")
     arrays = read_npz(path)
-    scale, mask = arrays.pop("scale", np.ones(())), arrays.pop("mask", None)
+    scale, mask = arrays.pop("scale", None), arrays.pop("mask", None)
     array = next(iter(arrays.values())) if len(arrays) == 1 else arrays.get(column)
     if array is None:
         raise ValueError(f"{path}: expected an array {column}, got {', '.join(arrays) or 'none'}")
-    if array.ndim not in (2, 3) or array.dtype.kind not in "iuf" or not array.size:
-        raise ValueError(f"{path}: expected (N, d) or (B, N, d) numbers, got {array.shape} {array.dtype}")
-    bags = array if array.ndim == 3 else array[None]
+    values = _scaled(str(path), array, scale, {2: "(N, d)", 3: "(B, N, d)"})
+    bags = values if values.dim() == 3 else values[None]
     mask = np.ones(bags.shape[:2], bool) if mask is None else mask
     if mask.shape != bags.shape[:2] or mask.dtype != bool:
-        raise ValueError(f"{path}: mask: expected {bags.shape[:2]} of bool, got {mask.shape} {mask.dtype}")
-    if scale.shape not in ((), bags.shape[2:]) or scale.dtype.kind not in "iuf":
-        raise ValueError(f"{path}: scale: expected () or {bags.shape[2:]} numbers, got {scale.shape} {scale.dtype}")
+        raise ValueError(f"{path}: mask: expected {tuple(bags.shape[:2])} of bool, got {mask.shape} {mask.dtype}")
+    return [bag[real] for bag, real in zip(bags, torch.from_numpy(mask), strict=True)]
+
+
+def _scaled(where: str, array: NDArray[Any], scale: NDArray[Any] | None, shapes: dict[int, str]) -> Tensor:
+    """``array`` of one of the ranks in ``shapes`` times ``scale``, float32; ValueErrors begin with ``where``."""
+    if array.ndim not in shapes or array.dtype.kind not in "iuf":
+        raise ValueError(f"{where}: expected {' or '.join(shapes.values())} numbers, got {array.shape} {array.dtype}")
+    scale = np.ones((), np.float32) if scale is None else scale
+    if scale.shape not in ((), array.shape[-1:]) or scale.dtype.kind not in "iuf":
+        expected = f"() or {array.shape[-1:]} numbers"
+        raise ValueError(f"{where}: scale: expected {expected}, got {scale.shape} {scale.dtype}")
     with np.errstate(over="ignore", invalid="ignore"):  # infinities are refused later, and said to be so
-        return [torch.from_numpy((bag[real] * scale).astype(np.float32)) for bag, real in zip(bags, mask, strict=True)]
+        return torch.from_numpy(array.astype(np.float32) * scale.astype(np.float32))
 
 
 def _encode_labels(
@@ -285,9 +278,7 @@ def _with_images(features: Features, path: Path) -> Features:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _cifar(
-    name: str, root: Path, weights: Path, cache: Path, device: str | torch.device, batch_size: int, progress: bool
-) -> Features:
+def _cifar(name: str, root: Path, weights: Path, cache: Path, device: str | torch.device) -> Features:
     layout = LAYOUTS[name]
     folder = root / layout.folder
     class_names, splits = read_cifar(folder, layout)
@@ -298,10 +289,7 @@ def _cifar(
         arrays = read_npz(kept)
     else:
         net = net.to(device)
-        arrays = {
-            split: _embed(images, net, batch_size, f"{name} {split}" if progress else None).numpy()
-            for split, (images, _) in splits.items()
-        }
+        arrays = {split: _embed(images, net, f"{name} {split}").numpy() for split, (images, _) in splits.items()}
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)  # type: ignore[arg-type]
         write_atomic(kept, buffer.getvalue())
@@ -310,33 +298,23 @@ def _cifar(
         if array is None or array.shape != (len(images), net.channels) or array.dtype != np.float32:
             raise ValueError(f"{kept}: not the features of {name}; delete this file to compute them again")
     train, test = torch.from_numpy(arrays["train"]), torch.from_numpy(arrays["test"])
-    (_, train_labels), (pictures, test_labels) = splits["train"], splits["test"]
-    rows = torch.arange(len(pictures))
+    images, labels = splits["test"]
     try:
-        return Features(train, train_labels, test, test_labels, class_names, pictures, rows)
+        return Features(train, splits["train"][1], test, labels, class_names, images, torch.arange(len(images)))
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
 
 
 @torch.inference_mode()
-def _embed(images: Tensor, net: ResNet18, batch_size: int, title: str | None) -> Tensor:
+def _embed(images: Tensor, net: ResNet18, title: str) -> Tensor:
     """Pooled features (n, channels) of images (n, H, W, 3) uint8."""
-    device = net.conv1.weight.device
-    out = torch.empty(len(images), net.channels)
-    starts = range(0, len(images), batch_size)
-    for start in track(starts, title or "", shown=title is not None):
-        batch = prepare(images[start : start + batch_size].to(device))
-        out[start : start + batch_size] = net.features(batch).cpu()
-    return out
+    batches = images.split(IMAGES_AT_ONCE)
+    return torch.cat([net.features(prepare(b.to(net.conv1.weight.device))).cpu() for b in track(batches, title)])
 
 
 def _content_key(files: list[Path]) -> str:
     """A hash of the files' contents, in this order, and of the preprocessing."""
     key = hashlib.sha256(EMBEDDING.encode())
     for path in files:
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        key.update(digest.digest())
+        key.update(hashlib.sha256(path.read_bytes()).digest())
     return key.hexdigest()[:32]

@@ -126,29 +126,38 @@ def _steps(trace: Trace, names: tuple[str, ...], share: float) -> Panel:
 
 
 @torch.inference_mode()
+def reliability(task: SubsetsTask, model: SubsetsModel, knob: float | None) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """The probability of going on and whether the pick is of a new class; that of the stop and whether none is left.
+
+    At every step of the selections from some of the reported bags, those at which the model stops included.
+    """
+    bags = next(iter(task.reported.split(SWEEP_BAGS)))
+    pot = model.method.potentials(model.encode(bags), bags.mask)
+    picks = cast(Stepwise, model.method).pick(pot, model.max_len, knob).indices
+    stop = prefix_logits(pot, picks.unsqueeze(1), Rules(pot)).squeeze(1).softmax(-1)[..., -1]  # (B, T+1)
+    picked = picks >= 0
+    label = bags.labels.gather(1, picks.clamp(min=0)).masked_fill(~picked, -1)  # (B, T)
+    new = torch.stack([~(label[:, :t] == label[:, t : t + 1]).any(1) for t in range(label.shape[1])], 1) & picked
+    covered = F.pad(new.cumsum(1), (1, 0)) == (bags.target >= 0).sum(-1, keepdim=True)  # (B, T+1)
+    asked = F.pad(picked, (1, 0), value=True)
+    asked[:, model.max_len :] = False  # there is no other choice
+    going_on = array(1 - stop[:, :-1][picked]), array(new[picked].float())
+    return going_on, (array(stop[asked]), array(covered[asked].float()))
+
+
 def reliability_panel(restored: Mapping[str, Any]) -> Panel:
-    """How far the probabilities of going on and of stopping are to be trusted, along greedy picks."""
-    steps, stops = {}, {}
-    for name, (task, model, _) in restored.items():
-        bags = next(iter(task.reported.split(SWEEP_BAGS)))
-        pot = model.method.potentials(model.encode(bags), bags.mask)
-        picks = model.method.path(pot, model.max_len)
-        stop = prefix_logits(pot, picks.unsqueeze(1), Rules(pot)).squeeze(1).softmax(-1)[..., -1]  # (B, T+1)
-        label = bags.labels.gather(1, picks.clamp(min=0)).masked_fill(picks < 0, -1)  # (B, T)
-        new = torch.stack([~(label[:, :t] == label[:, t : t + 1]).any(1) for t in range(label.shape[1])], 1)
-        count = (bags.target >= 0).sum(-1, keepdim=True)
-        left = count - F.pad((new & (label >= 0)).cumsum(1), (1, 0))  # classes not yet covered after t picks
-        asked = F.pad(left, (1, 0), value=1)[:, :-1] > 0  # up to the first step after which all are covered
-        going = asked[:, :-1] & (label >= 0)
-        steps[name] = array(1 - stop[:, :-1][going]), array(new[going].float())
-        stops[name] = array(stop[asked]), array((left == 0)[asked].float())
+    """How far the probabilities of going on and of stopping are to be trusted."""
+    found = {name: reliability(*run) for name, run in restored.items()}
+    curves = {
+        "going on": {n: pair for n, (pair, _) in found.items()},
+        "stop": {n: pair for n, (_, pair) in found.items()},
+    }
     caption = (
-        f"On {SWEEP_BAGS} of the reported bags, along greedy picks up to the one that covers the last class. Left: "
-        "the probability of going on, and how often the next pick is of a new class. Right: the probability of the "
-        "stop, and how often all classes are covered. On the diagonal a probability means what it says."
+        f"At every step of the selections from {SWEEP_BAGS} of the reported bags, in tenths. Left: the probability "
+        "of going on, and how often the next pick is of a new class. Right: the probability of the stop, and how often "
+        "all classes are covered. On the diagonal a probability means what it says."
     )
-    figure = plots.reliability({"going on": steps, "stop": stops}, COLOURS)
-    return Panel("reliability", "Reliability of steps and stop", caption, figure)
+    return Panel("reliability", "Reliability of steps and stop", caption, plots.reliability(curves, COLOURS), wide=True)
 
 
 def trade(task: SubsetsTask, model: SubsetsModel, knob: float) -> plots.Trade:
