@@ -114,8 +114,8 @@ NORM_TESTS, PAIRS_TESTS = "tests/encoders/test_norm_triton.py", "tests/kernels/t
 # Lines of the package, and lines and number of the tests, of every mechanism.
 EXTENT: dict[str, Callable[[], tuple[int, int, int]]] = {
     "greedy, block": lambda: (lines_of(GREEDY), lines_of(GREEDY_TESTS), tests_of(GREEDY_TESTS)),
-    "greedy, tiles": lambda: (lines_of(GREEDY, "_decode_tiles"), 0, 0),
-    "greedy, factored": lambda: (lines_of(GREEDY, "_decode_factored", "_launch_factored"), 0, 0),
+    "greedy, tiles": lambda: (lines_of(GREEDY, "_decode_tiles", "_launch_tiles"), 0, 0),
+    "greedy, factored": lambda: (lines_of(GREEDY, "_decode_tiles", "_launch_tiles"), 0, 0),
     "greedy, drawn": lambda: (lines_of(GREEDY, "_gumbel"), 0, 0),
     "loss": lambda: (sum(map(lines_of, LOSS)), lines_of(LOSS_TESTS), tests_of(LOSS_TESTS)),
     "loss: candidates split": lambda: (lines_of(LOSS[1], "nll_combine", "share_of", "hand_in"), 0, 0),

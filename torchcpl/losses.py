@@ -27,10 +27,11 @@ def ordered_nll(pot: Potentials, order: Tensor, *, per_step: bool = False, reduc
     check_choice("reduction", reduction, REDUCTIONS)
     check_choice("per_step", per_step, (True, False))
     check_sequences("order", order, pot, picks_real=True)
-    loss = -dispatch.sequence_log_probs(pot, order.unsqueeze(1), Rules(pot)).squeeze(1)
+    log_probs = dispatch.sequence_log_probs(pot, order.unsqueeze(1), Rules(pot))  # (B, 1)
     if per_step:
-        loss = loss / ((order >= 0).sum(-1) + 1)
-    return blame_nan(reduced(loss, reduction), pot)
+        log_probs = log_probs / ((order >= 0).sum(-1, keepdim=True) + 1)
+    loss = -reduced(log_probs, reduction)
+    return blame_nan(loss.squeeze(1) if reduction == "none" else loss, pot)
 
 
 def subset_nll(

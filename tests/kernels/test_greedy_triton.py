@@ -343,14 +343,14 @@ def test_steps_end_when_all_have_stopped(device: torch.device, monkeypatch: pyte
     """Where every step is a launch, none follow long after the last hypothesis has stopped."""
     pot = potentials(device, n=60)
     launched = []
-    run = greedy_triton._decode_factored
+    run = greedy_triton._decode_tiles
 
     class Counted:
         def __getitem__(self, grid: Any) -> Any:
             launched.append(grid)
             return run[grid]
 
-    monkeypatch.setattr(greedy_triton, "_decode_factored", Counted())
+    monkeypatch.setattr(greedy_triton, "_decode_tiles", Counted())
     monkeypatch.setattr(greedy_triton, "SYNC_EVERY", 4)
     found = greedy_triton.decode(pot, Rules(pot, 60, stop_bias=5.0), Plan("factored", 16, programs=3))
     most = int(found.lengths.max())

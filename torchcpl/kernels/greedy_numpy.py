@@ -60,30 +60,26 @@ def _untraced() -> Callable[[Potentials, Rules, float | None], Selection]:
 
 def _greedy(pot: Potentials, rules: Rules, stop_threshold: float | None) -> Selection:
     batch, n = pot.unary.shape
-    interaction = pot.interaction
     # Candidates and the stop in one line, (B, N+1), so that one argmax settles a step.
-    lines = np.empty((batch, n + 1), dtype=pot.unary.detach().numpy().dtype)
-    lines[:, :n] = np.where(rules.available.numpy(), pot.unary.detach().numpy(), -np.inf)
-    stop = rules.biased(pot.stop)
-    lines[:, n] = stop.detach().to(pot.unary.dtype).numpy()
+    lines = np.empty((batch, n + 1), dtype=_array(pot.unary).dtype)
+    lines[:, :n] = np.where(rules.available.numpy(), _array(pot.unary), -np.inf)
+    lines[:, n] = _array(rules.biased(pot.stop).to(pot.unary.dtype))
     indices = np.full((batch, rules.max_len), -1, dtype=np.int64)
     gains = np.zeros((batch, rules.max_len), dtype=lines.dtype)
     log_prob = np.zeros(batch, dtype=lines.dtype)
-
     log_threshold = None if stop_threshold is None else math.log(stop_threshold)
-    together = interaction if isinstance(interaction, Dense) and log_threshold is None else None
 
     def decode(start: int, end: int) -> None:
         with np.errstate(invalid="ignore", over="ignore"):  # NaN and inf come out as NaN, as they do of torch
             if together is not None and end - start > 1:
-                part = together.rows(slice(start, end))
-                found = indices[start:end], gains[start:end]
-                log_prob[start:end] = _decode_batch(part, lines[start:end], rules, *found)
+                part = slice(start, end)
+                log_prob[part] = _decode_batch(together.rows(part), lines[part], rules, indices[part], gains[part])
             else:
                 for row in range(start, end):
-                    add = _row_update(interaction, row, lines[row])
+                    add = _row_update(pot.interaction, row, lines[row])
                     log_prob[row] = _decode_row(lines[row], add, rules, indices[row], gains[row], log_threshold)
 
+    together = pot.interaction if isinstance(pot.interaction, Dense) and log_threshold is None else None
     if together is not None and batch > 1:
         # One chunk a thread, each small enough that torch does not split it again.
         workers = torch.get_num_threads()
@@ -99,41 +95,40 @@ def _greedy(pot: Potentials, rules: Rules, stop_threshold: float | None) -> Sele
     return Selection(picks, lengths, total, n, step_log_prob=steps)
 
 
-class Normalisers:
-    """Scores of many steps, normalised together: −log P = log Σ_j exp(score_t[j] − chosen_t) of every row and step.
+def _array(tensor: Tensor) -> Array:
+    return tensor.detach().numpy()
 
-    Relative to the chosen score, the largest: nothing overflows, and large scores lose no precision.
+
+class Kept:
+    """Scores of many steps relative to the chosen ones, (steps, ..., N+1), whose normalisers are computed together.
+
+    Relative to what was chosen, the largest: nothing overflows, and large scores lose no precision.
     """
 
     def __init__(self, like: Array, steps: int) -> None:
         count = max(1, min(steps, KEPT // max(1, like.size)))
-        self.kept = np.empty((count, *like.shape), dtype=like.dtype)
+        self.scores = np.empty((count, *like.shape), dtype=like.dtype)
         self.ones = np.ones(like.shape[-1], dtype=like.dtype)
         self.fill = 0
         self.done: list[Array] = []
 
-    def keep(self, scores: Array, chosen: Any, stop_allowed: bool, live: Any = True) -> None:
-        row = self.kept[self.fill]
-        np.subtract(scores, chosen, out=row)
-        if not stop_allowed:
-            row[..., -1] = -np.inf
-        if live is not True:  # rows that have stopped contribute log exp 0 = 0
-            row[~live] = -np.inf
-            row[~live, 0] = 0
-        self.fill += 1
-        if self.fill == len(self.kept):
+    def next(self) -> Array:
+        """Where to write the scores of the next step."""
+        if self.fill == len(self.scores):
             self.flush()
+        self.fill += 1
+        return self.scores[self.fill - 1]  # type: ignore[no-any-return]
 
     def flush(self) -> None:
-        kept = self.kept[: self.fill]
+        kept = self.scores[: self.fill]
         np.exp(kept, out=kept)
-        self.done.append(np.log(kept @ self.ones))  # faster than sum(-1)
+        self.done.append(-np.log(kept @ self.ones))  # faster than sum(-1)
         self.fill = 0
 
     def log_probs(self) -> Array:
-        """(steps, ...) of what was chosen at each."""
+        """(steps, ...) −log Σ exp: log P of what was chosen, whose score is 0."""
         self.flush()
-        return np.negative(self.done[0] if len(self.done) == 1 else np.concatenate(self.done))
+        return np.concatenate(self.done)
 
 
 def _decode_row(
@@ -149,11 +144,10 @@ def _decode_row(
     Fills ``indices`` and ``gains``, the log-probabilities of the picks (T,). With ``log_threshold`` the stop is chosen
     once its log-probability reaches that.
     """
-    n = len(scores) - 1
+    n, min_len = len(scores) - 1, rules.min_len
     candidates = scores[:n]
-    normalisers = Normalisers(scores, rules.max_len)
-    kept, room, min_len, fill = normalisers.kept, len(normalisers.kept), rules.min_len, 0
-    subtract, never = np.subtract, -math.inf
+    kept = Kept(scores, rules.max_len)
+    following, subtract, never = kept.next, np.subtract, -math.inf  # looked up once, not at every step
     picks: list[int] = []
     for step in range(rules.max_len):
         choice = int((scores if step >= min_len and log_threshold is None else candidates).argmax())
@@ -162,24 +156,55 @@ def _decode_row(
         chosen = scores[choice]
         if chosen == never:  # nothing is left: the stop is certain
             break
-        # What normalisers.keep does, without the call.
-        subtract(scores, chosen, kept[fill])
+        relative = subtract(scores, chosen, following())
         if step < min_len:
-            kept[fill, n] = never
-        fill += 1
-        if fill == room:
-            normalisers.fill, fill = fill, 0
-            normalisers.flush()
+            relative[n] = never
         if choice == n:
             break
         picks.append(choice)
         add(choice)
         scores[choice] = never
-    normalisers.fill = fill
-    log_probs = normalisers.log_probs()
+    log_probs = kept.log_probs()
     indices[: len(picks)] = picks
     gains[: len(picks)] = log_probs[: len(picks)]
     return float(log_probs.sum(dtype=np.float64))
+
+
+def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Array, gains: Array) -> Array:
+    """Decode rows together, ``scores`` (B, N+1) in place; returns their log-probabilities (B,).
+
+    Fills ``indices`` and ``gains``, the log-probabilities of the picks (B, T).
+    """
+    batch, n = interaction.shape
+    rows, live = np.arange(batch), np.ones(batch, dtype=bool)
+    kept = Kept(scores, rules.max_len)
+    W, candidates, stop = interaction.W.detach(), torch.from_numpy(scores[:, :n]), torch.from_numpy(scores[:, n])
+    column = W.new_empty(batch, n, 1)
+    for step in range(rules.max_len):
+        may_stop = step >= rules.min_len
+        choice = (scores if may_stop else scores[:, :n]).argmax(1)
+        chosen = scores[rows, choice]
+        live &= chosen != -np.inf  # where nothing is left the stop is certain
+        relative = np.subtract(scores, np.where(live, chosen, 0)[:, None], kept.next())
+        if not may_stop:
+            relative[:, n] = -np.inf
+        if not live.all():  # rows that have stopped contribute log exp 0 = 0
+            relative[~live] = -np.inf
+            relative[~live, 0] = 0
+        live &= choice != n
+        if not live.any():
+            break
+        indices[:, step] = np.where(live, choice, -1)
+        choice[~live] = 0  # the update of a stopped row is never read
+        picks = torch.from_numpy(choice).view(batch, 1, 1)
+        candidates.add_(torch.gather(W, 2, picks.expand(batch, n, 1), out=column).squeeze(-1))
+        if interaction.stop_row is not None:
+            stop.add_(interaction.stop_row.detach().gather(1, picks.view(batch, 1)).squeeze(1))
+        scores[rows, choice] = -np.inf
+    log_probs = kept.log_probs()  # (steps, B)
+    np.copyto(gains[:, : len(log_probs)], log_probs.T, where=indices[:, : len(log_probs)] >= 0)
+    log_prob: Array = log_probs.sum(0, dtype=np.float64)
+    return log_prob
 
 
 def _stops(scores: Array, best: Any, log_threshold: float) -> bool:
@@ -191,134 +216,75 @@ def _stops(scores: Array, best: Any, log_threshold: float) -> bool:
     return bool(stop - peak - np.log(np.exp(scores - peak).sum()) >= log_threshold)
 
 
-def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Array, gains: Array) -> Array:
-    """Decode rows together, ``scores`` (B, N+1) in place; returns their log-probabilities (B,).
-
-    Fills ``indices`` and ``gains``, the log-probabilities of the picks (B, T).
-    """
-    add = _batch_update(interaction, torch.from_numpy(scores))
-    n = scores.shape[1] - 1
-    rows = np.arange(len(scores))
-    live = np.ones(len(scores), dtype=bool)
-    normalisers = Normalisers(scores, rules.max_len)
-    for step in range(rules.max_len):
-        may_stop = step >= rules.min_len
-        choice = (scores if may_stop else scores[:, :n]).argmax(1)
-        chosen = scores[rows, choice]
-        live &= chosen != -np.inf  # where nothing is left the stop is certain
-        everyone = bool(live.all())
-        chosen = chosen if everyone else np.where(live, chosen, 0)
-        normalisers.keep(scores, chosen[:, None], may_stop, True if everyone else live)
-        live &= choice != n
-        if not live.any():
-            break
-        indices[:, step] = np.where(live, choice, -1)
-        choice[~live] = 0  # the update of a stopped row is never read
-        add(choice)
-        scores[rows, choice] = -np.inf
-    log_probs = normalisers.log_probs()  # (steps, B)
-    np.copyto(gains[:, : len(log_probs)], log_probs.T, where=indices[:, : len(log_probs)] >= 0)
-    log_prob: Array = log_probs.sum(0, dtype=np.float64)
-    return log_prob
+Effect = Callable[[int], tuple[Array, Any]]  # of a pick: what it adds to the candidates (N,) and to the stop
 
 
 def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[int], None]:
     """Add a pick's effect to the scores (N+1,) of one row."""
     candidates, n = scores[:-1], len(scores) - 1
-    if isinstance(interaction, Dense):
-        columns = interaction.W[row].detach().numpy().T
-        stop = None if interaction.stop_row is None else interaction.stop_row[row].detach().numpy()
+    effect = _effect(interaction, row)
 
-        def add(pick: int, plus: Any = np.add) -> None:
-            plus(candidates, columns[pick], candidates)
-            if stop is not None:
-                scores[n] += stop[pick]
-
-        return add
-    if isinstance(interaction, DenseCoverage):
-        return _dense_cover(interaction, row, scores)
-    assert isinstance(interaction, LowRank | Coverage | Recent)
-    keys, values = interaction.keys[row].detach().numpy(), interaction.values[row].detach().numpy()
-    stop_key = None if interaction.stop_key is None else interaction.stop_key[row].detach().numpy()
-    scale = 1 / math.sqrt(max(keys.shape[1], 1))
-    product = np.empty_like(candidates)
-    # What Coverage takes off and the latest pick adds is computed anew at every step, so the sums are kept apart.
-    sums = candidates if isinstance(interaction, LowRank) else candidates.copy()
-
-    def add_product(pick: int) -> None:
-        value = values[pick] * scale
-        np.matmul(keys, value, out=product)
-        np.add(sums, product, out=sums)
-        if stop_key is not None:
-            scores[n] += stop_key @ value
-
-    if isinstance(interaction, LowRank):
-        return add_product
-    if isinstance(interaction, Recent):
-        return _latest(interaction, row, scores, sums, add_product)
-    cover_keys, cover_values = (x[row].detach().numpy() for x in (interaction.cover_keys, interaction.cover_values))
-    offset = interaction.cover_offset[row].item()
-    narrow = 1 / math.sqrt(max(cover_keys.shape[1], 1))
-    covered = np.zeros_like(candidates)
-
-    def add_cover(pick: int) -> None:
-        add_product(pick)
-        sums[pick] = -np.inf
-        covered[:] += np.exp(np.minimum(cover_keys @ (cover_values[pick] * narrow) + offset, LARGEST))
-        np.subtract(sums, np.log1p(covered), out=candidates)
-
-    return add_cover
-
-
-def _dense_cover(interaction: DenseCoverage, row: int, scores: Array) -> Callable[[int], None]:
-    columns = interaction.cover[row].detach().numpy().T
-    stop = None if interaction.stop_row is None else interaction.stop_row[row].detach().numpy()
-    n, sums, covered = len(scores) - 1, scores[:-1].copy(), np.zeros_like(scores[:-1])
-
-    def add(pick: int) -> None:
-        sums[pick] = -np.inf
-        covered[:] += np.exp(np.minimum(columns[pick], LARGEST))
-        np.subtract(sums, np.log1p(covered), out=scores[:n])
+    def add(pick: int, plus: Any = np.add) -> None:
+        column, stop = effect(pick)
+        plus(candidates, column, candidates)
         if stop is not None:
-            scores[n] += stop[pick]
+            scores[n] += stop
 
-    return add
+    if isinstance(interaction, Dense | LowRank):
+        return add
+    # What is covered and what the latest pick adds is computed anew at every step, so the sums are kept apart.
+    total = scores.copy()
+    sums, covered = total[:n], np.zeros_like(candidates)
+    second = _second_effect(interaction, row)
+
+    def add_anew(pick: int) -> None:
+        column, stop = effect(pick)
+        np.add(sums, column, sums)
+        total[n] += stop or 0
+        sums[pick] = -math.inf
+        column, stop = second(pick)
+        if isinstance(interaction, Recent):
+            np.add(sums, column, candidates)
+        else:
+            np.add(covered, np.exp(np.minimum(column, LARGEST)), covered)
+            np.subtract(sums, np.log1p(covered), candidates)
+        scores[n] = total[n] + (stop or 0)
+
+    return add_anew
 
 
-def _latest(
-    interaction: Recent, row: int, scores: Array, sums: Array, add_product: Callable[[int], None]
-) -> Callable[[int], None]:
-    keys, values = interaction.last_keys[row].detach().numpy(), interaction.last_values[row].detach().numpy()
-    stop_key = None if interaction.last_stop_key is None else interaction.last_stop_key[row].detach().numpy()
+def _effect(interaction: Interaction, row: int) -> Effect:
+    """What a pick adds for good."""
+    if isinstance(interaction, Dense | DenseCoverage):
+        columns = _array(interaction.W[row]).T if isinstance(interaction, Dense) else np.zeros(interaction.shape[1])
+        stops = None if interaction.stop_row is None else _array(interaction.stop_row[row])
+        return lambda pick: (columns[pick], None if stops is None else stops[pick])
+    assert isinstance(interaction, LowRank | Coverage | Recent)
+    return _product(interaction.keys[row], interaction.values[row], interaction.stop_key, row)
+
+
+def _second_effect(interaction: Interaction, row: int) -> Effect:
+    """How far a pick covers the others, as logits, or what it adds while it is the latest."""
+    if isinstance(interaction, DenseCoverage):
+        columns = _array(interaction.cover[row]).T
+        return lambda pick: (columns[pick], None)
+    if isinstance(interaction, Recent):
+        return _product(interaction.last_keys[row], interaction.last_values[row], interaction.last_stop_key, row)
+    assert isinstance(interaction, Coverage)
+    product = _product(interaction.cover_keys[row], interaction.cover_values[row], None, row)
+    offset = interaction.cover_offset[row].item()
+    return lambda pick: (product(pick)[0] + offset, None)
+
+
+def _product(keys: Tensor, values: Tensor, stop_key: Tensor | None, row: int) -> Effect:
+    """keys·values[pick]/√h of the factors (N, h) of a row."""
+    left, right = _array(keys), _array(values)
+    ending = None if stop_key is None else _array(stop_key[row])
     scale = 1 / math.sqrt(max(keys.shape[1], 1))
-    n, stop = len(scores) - 1, scores[-1]  # the stop's sum
+    column = np.empty(len(left), dtype=left.dtype)
 
-    def add(pick: int) -> None:
-        nonlocal stop
-        scores[n] = stop
-        add_product(pick)
-        stop = scores[n]
-        sums[pick] = -np.inf
-        value = values[pick] * scale
-        np.add(sums, keys @ value, out=scores[:n])
-        if stop_key is not None:
-            scores[n] += stop_key @ value
+    def effect(pick: int) -> tuple[Array, Any]:
+        value = right[pick] * scale
+        return np.matmul(left, value, column), None if ending is None else ending @ value
 
-    return add
-
-
-def _batch_update(interaction: Dense, part: Tensor) -> Callable[[Array], None]:
-    """Add the effects of the picks (B,) to the scores ``part`` (B, N+1)."""
-    batch, n = interaction.shape
-    W, stop_row = interaction.W.detach(), interaction.stop_row
-    candidates = part[:, :n]
-    column = W.new_empty(batch, n, 1)
-
-    def add(picks: Array) -> None:
-        index = torch.from_numpy(picks).view(batch, 1, 1)
-        torch.gather(W, 2, index.expand(batch, n, 1), out=column)
-        candidates.add_(column.squeeze(-1))
-        if stop_row is not None:
-            part[:, n] += stop_row.detach().gather(1, index.view(batch, 1)).squeeze(1)
-
-    return add
+    return effect

@@ -3,14 +3,14 @@
 
 A step is a few reductions over N numbers, so launches and host synchronisation would dominate.
 
-- ``block``: one program runs a hypothesis from the first pick to the stop, all N scores in registers; a step reads one
-  column of W.
-- ``tiles``: the same for N that no register file holds. What the picks have added is in a row of global memory, cached
-  in practice, and processed tile by tile.
-- ``factored``: a step reads all keys. Where a hypothesis has many, several programs share them and every step is one
-  launch, of programs that first work out what the step before has chosen and then score their share.
+- ``_decode_block``: one program runs a hypothesis from the first pick to the stop, all N scores in registers; a step
+  reads one column of W.
+- ``_decode_tiles``: the scores tile by tile, for N that no register file holds; by W, where what the picks have added
+  is in a row of global memory, cached in practice, or by keys and values, where a step reads all keys. Where these are
+  many, several programs share a hypothesis and every step is one launch, of programs that first work out what the step
+  before has chosen and then score their share.
 
-A ``LowRank`` interaction is decoded factored, or as the dense W that one matrix product builds first, as
+A ``LowRank`` interaction is decoded by its factors, or by the dense W that one matrix product builds first, as
 ``greedy_plan`` says. ``Coverage`` and ``Recent`` are decoded in a block, beside W a second matrix that says what
 covers what, or what the latest pick adds; ``DenseCoverage`` has that one alone.
 """
@@ -69,88 +69,88 @@ def decode(
     results = (found.indices, found.lengths, found.log_prob, found.step_log_prob)
     sizes = (n, width, rules.min_len, steps, 1 / (temperature or 1.0), math.log(stop_threshold or 1.0))
     options = {"BLOCK": way.size, "DRAW": seed is not None, "THRESHOLD": stop_threshold is not None}
+    interaction: Any = pot.interaction
     with torch.cuda.device_of(unary):
-        launch = _launch_factored if way.kernel == "factored" else _launch_dense
-        launch(pot, rules, way, found, (seed, *results, *sizes), options)
+        if way.kernel == "factored":
+            factors = (interaction.keys, interaction.values, interaction.stop_key)
+            stop = rules.biased(pot.stop)
+        else:
+            (W, stop_row), (second, second_stop), stop = side_by_side(
+                lambda: _matrix(interaction), lambda: _second_matrix(interaction), lambda: rules.biased(pot.stop)
+            )
+            factors = (W, None, stop_row)
+        given = (*_strided(stop), seed, *results, *sizes)
+        if way.kernel != "block":
+            _launch_tiles(pot, rules, way, found, given, factors, options)
+        else:
+            cover, last = (None, second) if isinstance(interaction, Recent) else (second, None)
+            _decode_block[(found.lengths.numel(),)](
+                *(*_strided(unary), *_strided(rules.available), *given, *_strided(W, 3), *_strided(stop_row, 2)),
+                *(cover, last, second_stop),
+                **options,
+                LIVE=stop_row is not None,
+                num_warps=way.warps,
+            )
     blame_nan(found.log_prob, pot)
     return found
 
 
-def _launch_dense(
-    pot: Potentials, rules: Rules, way: Plan, found: Selection, given: tuple[Any, ...], options: dict[str, Any]
-) -> None:
-    """One launch with W, built if needed, and the second matrix of ``Coverage`` or ``Recent``."""
-    interaction: Any = pot.interaction
-    cover = last = last_stop = None
-    if isinstance(interaction, Dense):
-        W, stop_row, stop = interaction.W, interaction.stop_row, rules.biased(pot.stop)
-    elif isinstance(interaction, DenseCoverage):
-        W, stop_row, stop = None, interaction.stop_row, rules.biased(pot.stop)
-        cover = interaction.cover.transpose(1, 2).contiguous()
-    else:
-        (W, stop_row), (last, last_stop), cover, stop = side_by_side(
-            lambda: _dense_of(interaction.keys, interaction.values, interaction.stop_key),
-            lambda: _lasts(interaction),
-            lambda: _covers(interaction),
-            lambda: rules.biased(pot.stop),
-        )
-    grid = (found.lengths.numel(),)
-    options["LIVE"] = stop_row is not None
-    arguments = (*_strided(pot.unary), *_strided(rules.available), *_strided(stop), *given)
-    matrix = (*_strided(W, 3), *_strided(stop_row, 2))
-    if way.kernel == "block":
-        _decode_block[grid](*arguments, *matrix, cover, last, last_stop, **options, num_warps=way.warps)
-    else:
-        added = pot.unary.new_empty(*grid, pot.num_candidates, dtype=torch.float32)
-        _decode_tiles[grid](*arguments, *matrix, added, **options, num_warps=way.warps)
-
-
-def _launch_factored(
-    pot: Potentials, rules: Rules, way: Plan, found: Selection, given: tuple[Any, ...], options: dict[str, Any]
-) -> None:
+def _launch_tiles(
+    pot: Potentials, rules: Rules, way: Plan, found: Selection, given: tuple[Any, ...],
+    factors: tuple[Tensor, Tensor | None, Tensor | None], options: dict[str, Any],
+) -> None:  # fmt: skip
     """One launch, or where several programs share a hypothesis one for every step, and one for the last choice."""
-    interaction: Any = pot.interaction
-    keys, values, stop_key = interaction.keys, interaction.values, interaction.stop_key
+    keys, values, stop_key = factors
     rows, hidden = found.lengths.numel(), keys.shape[2]
     left = torch.where(rules.available, pot.unary, -torch.inf).repeat_interleave(rows // len(pot), 0)
-    contexts = partial = None
-    if way.programs > 1:
+    kept = partial = None
+    if values is None:
+        kept = keys.new_empty(rows, hidden, dtype=torch.float32)
+    elif way.programs > 1:
         assert found.step_log_prob is not None
         found.indices.fill_(-1)
         found.lengths.fill_(-1 if rules.max_len else 0)
         found.log_prob.zero_()
         found.step_log_prob.zero_()
-        contexts = keys.new_zeros(2, rows, hidden, dtype=torch.float32)
+        kept = keys.new_zeros(2, rows, hidden, dtype=torch.float32)
         partial = keys.new_zeros(2, 5, rows, way.programs, dtype=torch.float32)
     arguments = (
-        *(left, *_strided(rules.biased(pot.stop)), *given),
-        *(*_strided(keys), *_strided(values), *_strided(stop_key, 2)),
-        *(contexts, partial, hidden, max(hidden, 1) ** -0.5),
+        *(left, *given, *_strided(keys), *_strided(values, 3), *_strided(stop_key, 2)),
+        *(kept, partial, hidden, max(hidden, 1) ** -0.5),
     )
     options |= {
         "LIVE": stop_key is not None,
-        "DEEP": max(16, triton.next_power_of_2(hidden)),
+        "DEEP": 16 if values is None else max(16, triton.next_power_of_2(hidden)),
         "LANES": min(triton.next_power_of_2(way.programs), 256),
         "STAGES": way.stages,
         "num_warps": way.warps,
     }
     if way.programs == 1:
-        _decode_factored[(rows, 1)](*arguments, 0, rules.max_len + 1, **options)
+        _decode_tiles[(rows, 1)](*arguments, 0, rules.max_len + 1, **options)
         return
     for step in range(rules.max_len + 1):
         if step % SYNC_EVERY == SYNC_EVERY - 1 and not capturing() and bool((found.lengths >= 0).all()):
             break
-        _decode_factored[(rows, way.programs)](*arguments, step, step + 1, **options)
+        _decode_tiles[(rows, way.programs)](*arguments, step, step + 1, **options)
 
 
-def _lasts(interaction: Any) -> tuple[Tensor | None, Tensor | None]:
-    """(B, N, N) and (B, N) what a pick adds to candidates and stop while it is the latest; None where that is no more.
+def _matrix(interaction: Any) -> tuple[Tensor | None, Tensor | None]:
+    """W (B, N, N), None for nothing, and the stop's row of it (B, N), None where the stop does not listen."""
+    if isinstance(interaction, Dense | DenseCoverage):
+        return getattr(interaction, "W", None), interaction.stop_row
+    return _dense_of(interaction.keys, interaction.values, interaction.stop_key)
 
-    The stop's is None too where it does not listen.
-    """
-    if not isinstance(interaction, Recent):
+
+def _second_matrix(interaction: Any) -> tuple[Tensor | None, Tensor | None]:
+    """How far each pick covers each candidate, as a logit, or what it adds while it is the latest, to the stop too."""
+    if isinstance(interaction, Recent):
+        return _dense_of(interaction.last_keys, interaction.last_values, interaction.last_stop_key)
+    if isinstance(interaction, DenseCoverage):
+        return interaction.cover.transpose(1, 2).contiguous(), None
+    if not isinstance(interaction, Coverage):
         return None, None
-    return _dense_of(interaction.last_keys, interaction.last_values, interaction.last_stop_key)
+    keys, offset = interaction.cover_keys, interaction.cover_offset
+    return _product_of(keys, interaction.cover_values.to(keys.dtype), offset.to(keys.dtype).view(-1, 1, 1)), None
 
 
 def _dense_of(keys: Tensor, values: Tensor, stop_key: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -161,14 +161,6 @@ def _dense_of(keys: Tensor, values: Tensor, stop_key: Tensor | None) -> tuple[Te
     row = stop_key.to(keys.dtype).unsqueeze(1)
     W, stop_row = side_by_side(lambda: _product_of(keys, values), lambda: _product_of(row, values).squeeze(1))
     return W, stop_row
-
-
-def _covers(interaction: Any) -> Tensor | None:
-    """(B, N, N) how far each pick makes each candidate redundant, as a logit; None where nothing is ever covered."""
-    if not isinstance(interaction, Coverage):
-        return None
-    keys, offset = interaction.cover_keys, interaction.cover_offset
-    return _product_of(keys, interaction.cover_values.to(keys.dtype), offset.to(keys.dtype).view(-1, 1, 1))
 
 
 def _product_of(keys: Tensor, values: Tensor, offset: Tensor | None = None) -> Tensor:
@@ -365,74 +357,8 @@ def _decode_block(
 
 
 # fmt: off
-@triton.jit(do_not_specialize=["width", "min_len", "max_len"])
-def _decode_tiles(
-    unary, unary_b, unary_n,
-    real, real_b, real_n,
-    stop, stop_b,
-    seed, indices, lengths, log_prob, step_log_prob,
-    N, width, min_len, max_len, sharpness, log_threshold,
-    W, W_b, W_j, W_i,
-    stop_row, stop_row_b, stop_row_n,
-    added_by_picks,
-    BLOCK: tl.constexpr, DRAW: tl.constexpr, THRESHOLD: tl.constexpr, LIVE: tl.constexpr,
-):
-    # fmt: on
-    """One program a hypothesis, its scores in memory. Arguments as of ``_decode_block``, and
-
-    added_by_picks (B·K, N): written: what the picks have added; −inf: not to be picked.
-    BLOCK: candidates of a tile.
-    """
-    row = tl.program_id(0)
-    b = (row // width).to(tl.int64)
-    out = row.to(tl.int64) * max_len
-    final = tl.load(stop + b * stop_b).to(tl.float32)
-    added_by_picks += row.to(tl.int64) * N
-    total = 0.0
-    count = 0
-    end = max_len
-    pick = N
-    while count < end:
-        halt = tl.where(count >= min_len, final, -float("inf"))
-        best, place, logit, top, mass = _nothing(N, BLOCK)
-        for start in range(0, N, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            if count == 0:
-                there = tl.load(real + b * real_b + at * real_n, mask=at < N, other=0)
-                added = tl.where(there, 0.0, -float("inf"))
-            else:
-                before = tl.load(added_by_picks + at, mask=at < N, other=-float("inf"))
-                column = W + b * W_b + at.to(tl.int64) * W_j + pick.to(tl.int64) * W_i
-                effect = tl.load(column, mask=at < N, other=0.0).to(tl.float32)
-                added = tl.where((at == pick) | (before == -float("inf")), -float("inf"), before + effect)
-            tl.debug_barrier()  # where threads outnumber a tile, several hold a number: all read it before one writes
-            tl.store(added_by_picks + at, added, mask=at < N)
-            theta = tl.load(unary + b * unary_b + at * unary_n, mask=added > -float("inf"), other=0.0).to(tl.float32)
-            logits = theta + added
-            scores = logits
-            if DRAW:
-                scores = logits * sharpness + _gumbel(tl.load(seed), row, count, at)
-            best, place, logit, top, mass = _take_in(logits, scores, at, best, place, logit, top, mass)
-        tl.debug_barrier()  # the next step reads what other threads may have written
-        stop_score = halt
-        if DRAW:
-            stop_score = halt * sharpness + _gumbel(tl.load(seed), row, count, N)
-        pick, score, its, peak, weight = _gather(best, place, logit, top, mass, N)
-        pick, gain = _choose(pick, its, score, halt, stop_score, peak, weight, log_threshold, N, THRESHOLD)
-        going = pick < N
-        total += gain
-        if LIVE:
-            final += tl.load(stop_row + b * stop_row_b + pick * stop_row_n, mask=going, other=0.0).to(tl.float32)
-        tl.store(indices + out + count, pick.to(tl.int64), mask=going)
-        tl.store(step_log_prob + out + count, gain, mask=going)
-        end = tl.where(going, end, count)
-        count += going.to(tl.int32)
-    _finish(indices + out, step_log_prob + out, lengths + row, log_prob + row, count, total, max_len, 64)
-
-
-# fmt: off
 @triton.jit(do_not_specialize=["width", "min_len", "max_len", "first", "end"])
-def _decode_factored(
+def _decode_tiles(
     left,
     stop, stop_b,
     seed, indices, lengths, log_prob, step_log_prob,
@@ -440,7 +366,7 @@ def _decode_factored(
     keys, keys_b, keys_n, keys_h,
     values, values_b, values_n, values_h,
     stop_key, stop_key_b, stop_key_h,
-    contexts, partial, H, scale, first, end,
+    kept, partial, H, scale, first, end,
     BLOCK: tl.constexpr, DRAW: tl.constexpr, THRESHOLD: tl.constexpr, LIVE: tl.constexpr,
     DEEP: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr,
 ):
@@ -451,22 +377,23 @@ def _decode_factored(
     are left, every program its share. Step T scores nothing any more. Arguments as of ``_decode_block``, and
 
     left (B·K, N): θ of the candidates that may still be picked, −inf for others; picks are struck out.
-    keys, values (B, N, h): the factors of W.
-    stop_key (B, h): the stop's, if LIVE.
+    keys, values (B, N, h): the factors of W. Or W itself (B, N, N) and None.
+    stop_key (B, h): the stop's, if LIVE. Or, with W, its row (B, N).
     H, scale: h and 1/√h.
     BLOCK: candidates of a tile.
     DEEP: a power of two, at least h.
     LANES: how many programs' findings are read at a time; 1 if the program is alone, and runs all steps.
     STAGES: tiles of keys that are on their way at a time.
 
-    From step to step of several programs, None if this one is alone:
+    From step to step:
 
-    contexts (2, B·K, h): float32, Σ values of the picks before step t at [t % 2], 0 at first.
+    kept (B·K, N): float32, written: what the picks have added, with W. None for one program with factors. For several
+        (2, B·K, h): Σ values of the picks before step t at [t % 2], 0 at first.
     partial (2, 5, B·K, programs): what each program found in step t at [t % 2]: the best score, whose place (the bits
-        of an int32) and logit, and the mass of its share as top and mass, mass·exp(top).
-    lengths (B, K): −1 while the hypothesis runs.
-    log_prob (B, K): what there is so far, 0 at first.
-    indices, step_log_prob (B, K, T): padding is there already.
+        of an int32) and logit, and the mass of its share as top and mass, mass·exp(top). None for one program.
+    lengths (B, K): −1 while the hypothesis runs, for several programs.
+    log_prob (B, K): what there is so far, 0 at first, for several programs.
+    indices, step_log_prob (B, K, T): padding is there already, for several programs.
     """
     row = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0)
@@ -479,7 +406,7 @@ def _decode_factored(
     keys += b * keys_b
     out = row * max_len
     ending = tl.zeros((DEEP,), tl.float32)
-    if LIVE:
+    if LIVE and values is not None:
         ending = tl.load(stop_key + b * stop_key_b + h * stop_key_h, mask=h < H, other=0.0).to(tl.float32) * scale
     running = max_len > 0
     total = 0.0
@@ -487,7 +414,7 @@ def _decode_factored(
     if LANES > 1:
         running = tl.load(lengths + row) < 0
         total = tl.load(log_prob + row)
-        context = tl.load(contexts + ((first + 1) % 2 * rows + row) * H + h, mask=h < H, other=0.0)
+        context = tl.load(kept + ((first + 1) % 2 * rows + row) * H + h, mask=h < H, other=0.0)
         tl.debug_barrier()  # all threads have read them
     # What was found in the step before: the best candidate, its score and logit; the mass as weight·exp(peak).
     found = tl.full((), 0, tl.int32) + N
@@ -496,6 +423,7 @@ def _decode_factored(
     peak = tl.full((), LOWEST, tl.float32)
     weight = tl.full((), 0.0, tl.float32)
     pick = found
+    added_stop = 0.0
     count = 0
     step = first
     while step < end:
@@ -517,15 +445,21 @@ def _decode_factored(
                     mass = mass * tl.exp(top - higher) + more * tl.exp(other - higher)
                     top = higher
                 found, score, its, peak, weight = _gather(best, place, logit, top, mass, N)
-            halt = tl.load(stop + b * stop_b).to(tl.float32) + tl.sum(ending * context, 0)
+            if values is not None:
+                added_stop = tl.sum(ending * context, 0)
+            halt = tl.load(stop + b * stop_b).to(tl.float32) + added_stop
             halt = tl.where(step > min_len, halt, -float("inf"))
             stop_score = halt
             if DRAW:
                 stop_score = halt * sharpness + _gumbel(tl.load(seed), row.to(tl.int32), step - 1, N)
             pick, gain = _choose(found, its, score, halt, stop_score, peak, weight, log_threshold, N, THRESHOLD)
             going = running & (pick < N)  # of one that has stopped, what is read here means nothing
-            value = values + b * values_b + pick.to(tl.int64) * values_n + h * values_h
-            context += tl.load(value, mask=(h < H) & going, other=0.0).to(tl.float32)
+            if values is not None:
+                value = values + b * values_b + pick.to(tl.int64) * values_n + h * values_h
+                context += tl.load(value, mask=(h < H) & going, other=0.0).to(tl.float32)
+            elif LIVE:
+                effect = tl.load(stop_key + b * stop_key_b + pick * stop_key_h, mask=going, other=0.0)
+                added_stop += effect.to(tl.float32)
             tl.store(left + pick, -float("inf"), mask=going)
             total += gain
             count = tl.where(going, step, step - 1)
@@ -535,7 +469,7 @@ def _decode_factored(
                 if LANES > 1:
                     tl.store(log_prob + row, total)
                     tl.store(lengths + row, count.to(tl.int64), mask=(count < step) | (step == max_len))
-                    tl.store(contexts + (step % 2 * rows + row) * H + h, context, mask=h < H)
+                    tl.store(kept + (step % 2 * rows + row) * H + h, context, mask=h < H)
             running = going
             tl.debug_barrier()  # all threads see that the pick is gone
         if running & (step < max_len):
@@ -543,11 +477,21 @@ def _decode_factored(
             best, place, logit, top, mass = _nothing(N, BLOCK)
             for start in tl.range(mine * BLOCK, N, programs * BLOCK, num_stages=STAGES):
                 at = start + tl.arange(0, BLOCK)
-                there = (at < N)[:, None] & (h < H)[None, :] & (step > 0)  # no picks: the keys need not be read
-                k = tl.load(keys + at.to(tl.int64)[:, None] * keys_n + h[None, :] * keys_h, mask=there, other=0.0)
+                # Before the first pick there is nothing to read.
+                if values is None:
+                    there = (at < N) & (step > 0)
+                    column = keys + at.to(tl.int64) * keys_n + pick.to(tl.int64) * keys_h
+                    added = tl.load(kept + row * N + at, mask=there, other=0.0)
+                    added += tl.load(column, mask=there, other=0.0).to(tl.float32)
+                    tl.debug_barrier()  # several threads may hold a number: all read it before one writes
+                    tl.store(kept + row * N + at, added, mask=at < N)
+                else:
+                    there = (at < N)[:, None] & (h < H)[None, :] & (step > 0)
+                    k = tl.load(keys + at.to(tl.int64)[:, None] * keys_n + h[None, :] * keys_h, mask=there, other=0.0)
+                    added = tl.sum(k.to(tl.float32) * query[None, :], 1)
                 theta = tl.load(left + at, mask=at < N, other=-float("inf")).to(tl.float32)
                 gone = (theta == -float("inf")) | (at == pick)  # where keys may hold NaN
-                logits = tl.where(gone, -float("inf"), theta + tl.sum(k.to(tl.float32) * query[None, :], 1))
+                logits = tl.where(gone, -float("inf"), theta + added)
                 scores = logits
                 if DRAW:
                     scores = logits * sharpness + _gumbel(tl.load(seed), row.to(tl.int32), step, at)

@@ -77,6 +77,7 @@ def nll_backward_contexts(
     d_ends,
     d_keys,
     d_unary,
+    d_values,
     REMAINING: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, CHUNK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):
@@ -85,7 +86,8 @@ def nll_backward_contexts(
 
     d_query (shares, B·M, h): written, float32.
     d_ends (B·M): written, float32.
-    d_keys (B, N, h), d_unary (B, N): written, if the tile is all contexts of its row; else None.
+    d_keys (B, N, h), d_unary (B, N), d_values (B, N, h): written, the last with zeros, if the tile is all contexts of
+        its row; else None.
     """
     sequence, first_tile, t, base, contexts = tile_of(P, T, TALL)
     b = sequence // P
@@ -119,6 +121,7 @@ def nll_backward_contexts(
             q = load_rows(query, t, H, 1, t <= T, 0, H, DEEP)
             d_k = product(d_logits.to(q.dtype), q, tl.zeros((WIDE, DEEP), tl.float32), INTERPRETED)
             store_rows(d_keys + b * N * H, n, n < N, d_k, H, DEEP)
+            store_rows(d_values + b * N * H, n, n < N, tl.zeros((WIDE, DEEP), tl.float32), H, DEEP)
             logits_0 = tl.where(there, theta, -float("inf"))
             d_theta = gradient(logits_0, to_come(ranks, ranks, T, REMAINING), peak_0, rest_0, d_picks_0, weight_0)
             tl.store(d_unary + b * N + n, d_theta + tl.sum(d_logits, 1), mask=n < N)
@@ -142,13 +145,14 @@ def nll_backward_keys(
     g_picks, g_stop,
     d_keys,
     d_unary,
+    d_values,
     REMAINING: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, CHUNK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):
     # fmt: on
     """∂keys and ∂unary of a tile of candidates, over all contexts of their row.
 
-    d_keys (B, N, h), d_unary (B, N): written.
+    d_keys (B, N, h), d_unary (B, N), d_values (B, N, h): written, the last with zeros.
     """
     b = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
@@ -182,4 +186,5 @@ def nll_backward_keys(
         )
         d_theta += gradient(logits_0, to_come(ranks, ranks, T, REMAINING), peak, rest, d_picks, weight)
     store_rows(d_keys + b * N * H, n, n < N, d_k, H, DEEP)
+    store_rows(d_values + b * N * H, n, n < N, tl.zeros((WIDE, DEEP), tl.float32), H, DEEP)
     tl.store(d_unary + b * N + n, d_theta, mask=n < N)

@@ -63,10 +63,8 @@ class Scores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g_picks: Tensor, g_stop: Tensor | None = None) -> tuple[Tensor | None, ...]:
         g_stop = None if g_stop is None else g_stop.contiguous()
-        d_unary, d_stop, d_keys, d_values, *d_stop_key = nll_backward(
-            g_picks.contiguous(), g_stop, *ctx.saved_tensors, *ctx.options
-        )
-        return d_unary, d_stop, d_keys, d_values, *(d_stop_key or [None]), None, None, None
+        given = nll_backward(g_picks.contiguous(), g_stop, *ctx.saved_tensors, *ctx.options)
+        return *given, *[None] * (8 - len(given))
 
 
 @dataclass(frozen=True)
@@ -133,27 +131,25 @@ def _nll(
 
 def _nll_backward(g_picks: Tensor, g_stop: Tensor | None, *saved: Any) -> list[Tensor]:
     """The gradients of unary, stop, keys, values and the stop's key, if there is one."""
-    scores, query, rank, lengths, unary, keys, stop_key, real, order, values_dtype, stop_dtype = saved
+    scores, query, rank, lengths, unary, keys, stop_key, real, order, *_ = saved
     arguments, tile, options = _launch(query, keys, unary, real, rank, lengths, scores, g_stop is not None)
     batch, candidates, hidden = keys.shape
-    d_unary, d_keys = unary.new_empty(unary.shape), keys.new_empty(keys.shape)
+    d_unary, d_stop, d_keys, d_values, *d_stop_key = found = _nll_backward_like(g_picks, g_stop, *saved)
     d_query, d_ends = scores.new_empty(tile.split, *query.shape), scores.new_empty(scores.shape[1:])
-    both = (d_keys, d_unary) if tile.both else (None, None)
-    grid = (tile.count, tile.split)
-    nll_backward_contexts[grid](*arguments, g_picks, g_stop, d_query, d_ends, *both, **options)
+    of_candidates = (d_keys, d_unary, d_values)
+    both = of_candidates if tile.both else (None, None, None)
+    nll_backward_contexts[(tile.count, tile.split)](*arguments, g_picks, g_stop, d_query, d_ends, *both, **options)
     if not tile.both:
         grid = (batch, -(-candidates // tile.candidates))
-        nll_backward_keys[grid](*arguments, g_picks, g_stop, d_keys, d_unary, **options)
-    d_values, d_stop = keys.new_zeros(keys.shape, dtype=values_dtype), keys.new_empty(batch, dtype=stop_dtype)
-    d_stop_key = None if stop_key is None else stop_key.new_empty(stop_key.shape)
+        nll_backward_keys[grid](*arguments, g_picks, g_stop, *of_candidates, **options)
     part = min(tile.hidden, 64)
     nll_contexts_backward[(batch, -(-hidden // part))](
-        *(d_query, d_ends, query, *_strided(stop_key), order, d_values, d_stop, d_stop_key),
+        *(d_query, d_ends, query, *_strided(stop_key), order, d_values, d_stop, *(d_stop_key or [None])),
         *(candidates, *order.shape[1:], hidden, hidden**-0.5, d_ends.numel(), tile.split),
         DEEP=part,
         STEPS=STEPS,
     )
-    return [d_unary, d_stop, d_keys, d_values, *([] if d_stop_key is None else [d_stop_key])]
+    return found
 
 
 def _strided(stop_key: Tensor | None) -> tuple[Any, ...]:
