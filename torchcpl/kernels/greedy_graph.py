@@ -71,7 +71,7 @@ def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -
         return t + 1, choice, choice.where(now, picks), gain.where(now, gains), scores, state
 
     start = torch.zeros((), dtype=torch.long, device=device)
-    none = torch.zeros_like(theta[:, :1], dtype=torch.long)  # (B, 1)
+    none = torch.zeros_like(stop, dtype=torch.long).unsqueeze(-1)  # (B, 1)
     picks = none.expand(-1, rules.max_len) + n  # (B, T)
     gains = torch.zeros_like(picks, dtype=dtype)
     _, _, picks, gains, _, _ = while_loop(going, step, (start, none, picks, gains, scores, state))
@@ -130,7 +130,7 @@ def _rows(values: Tensor, scores: Tensor) -> Callable[[Tensor], Tensor]:
 
 def _product(keys: Tensor, stop_key: Tensor | None, scores: Tensor) -> Callable[[Tensor], Tensor]:
     """Queries (B, 1, h) to keys·query/√h (B, 1, N+1), the stop's last, 0 without a key of its own."""
-    last = torch.zeros_like(keys[:, 0]) if stop_key is None else stop_key.detach()
+    last = keys.new_zeros(keys.shape[0], keys.shape[2]) if stop_key is None else stop_key.detach()
     columns = torch.cat([keys.detach(), last.unsqueeze(1)], 1).to(scores.dtype).transpose(1, 2)  # (B, h, N+1)
     columns = (columns * max(keys.shape[2], 1) ** -0.5).contiguous()
 
