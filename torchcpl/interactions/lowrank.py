@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcpl.checks import check_tensor, tracing
+from torchcpl.checks import check_tensor
 from torchcpl.interactions.base import Additive, State, accumulator, gather_rows, without_autocast
 from torchcpl.potentials import register_pytree
 
@@ -51,10 +51,7 @@ def key_logits(keys: Tensor, stop_key: Tensor | None, context: Tensor) -> tuple[
     # Scaling the context, not the product: h numbers instead of N.
     query = (context / max(keys.shape[-1], 1) ** 0.5).to(keys.dtype)  # (B, K, h)
     with without_autocast(keys):
-        if tracing() and query.shape[1] == 1:  # ONNX Runtime would transpose the keys at every step
-            candidates = (keys @ query.squeeze(1).unsqueeze(-1)).squeeze(-1).unsqueeze(1)
-        else:
-            candidates = query @ keys.transpose(1, 2)
+        candidates = torch.bmm(query, keys.transpose(1, 2))  # not @, which compiles a graph for sizes of 1
         if stop_key is None:
             return candidates, None
-        return candidates, torch.einsum("bkh,bh->bk", query, stop_key.to(query.dtype))
+        return candidates, torch.bmm(query, stop_key.to(query.dtype).unsqueeze(-1)).squeeze(-1)
