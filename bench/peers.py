@@ -217,7 +217,7 @@ def scale(out: dict[str, Any], write: Callable[[], None], options: argparse.Name
     for method in options.methods:
         rows = out.setdefault("scale", {}).setdefault(f"{method} on {options.device}" if options.device else method, {})
         for n in options.sizes:
-            if str(n) not in rows:
+            if str(n) not in rows or options.again:
                 said = ["--device", options.device] if options.device else []
                 command = [sys.executable, "-m", "bench.peers", "--one", method, str(n), *said]
                 command += ["--limit", str(options.limit)]
@@ -240,6 +240,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--methods", nargs="+", default=[SELECT, *NOT_TOLD, *TOLD], help="of the part scale")
     parser.add_argument("--limit", type=int, default=60, help="CPU seconds of a method in the part scale")
+    parser.add_argument("--again", action="store_true", help="also what the part scale has measured before")
     parser.add_argument("--device", help="where select computes in the part scale")
     parser.add_argument("--one", nargs=2, metavar=("METHOD", "N"), help="one measurement of the part scale, printed")
     parser.add_argument("--out", type=Path, default=Path("results/select-peers.json"))

@@ -155,9 +155,26 @@ def test_features_do_not_see_scale_and_are_finite_for_equal_rows() -> None:
 
 def test_gradients_between_pairs_and_matrices() -> None:
     pairs, double = Pairs(4, torch.device("cpu")), {"dtype": torch.float64, "requires_grad": True}
-    assert torch.autograd.gradcheck(lambda e: square(e, pairs), torch.randn(2, 6, 3, **double))
+    assert torch.autograd.gradcheck(lambda e: square(e, pairs), torch.randn(2, 3, 6, **double))
     assert torch.autograd.gradcheck(lambda m: upper(m, pairs), torch.randn(2, 3, 4, 4, **double))
     assert torch.autograd.gradcheck(lambda h: both_ends(h, pairs), torch.randn(2, 4, 3, **double))
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 100])  # up to several parts of pairs
+def test_without_a_gradient_the_potentials_are_the_same(n: int) -> None:
+    torch.manual_seed(n)
+    model = DistanceModel(16, 4, 2, 8).eval()
+    torch.nn.init.normal_(model.ends.weight)
+    mask = torch.arange(n).expand(3, n) < torch.tensor([[n], [max(1, n - 1)], [max(1, n // 2)]])
+    given = (*distance_features(distances(torch.randn(3, n, 4)), mask), mask)
+    kept = model.potentials(*given)
+    with torch.no_grad():
+        quick = model.potentials(*given)
+    real = mask.unsqueeze(1) & mask.unsqueeze(2)
+    pairs = (kept.unary[mask], quick.unary[mask]), (kept.stop, quick.stop)
+    cover = (kept.interaction.cover[real], quick.interaction.cover[real])  # type: ignore[attr-defined]
+    for one in (*pairs, cover):
+        torch.testing.assert_close(*one, atol=1e-4, rtol=1e-4)
 
 
 def test_a_short_training_and_sets_left_out(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ KERNELS = 4
 EDGE_FEATURES = 7 + KERNELS * len(WALKS)  # and one for each ridge
 NODE_FEATURES = len(NEIGHBOURS) + 2 + KERNELS * (1 + 2 * len(WALKS)) + 1  # and two for each ridge
 TINY = 1e-6
-CHUNK = 2048  # pairs
+CHUNK = 4096  # pairs
 
 
 def distances(x: Tensor, metric: str = "euclidean") -> Tensor:
@@ -48,22 +48,21 @@ def distance_features(d: Tensor, mask: Tensor, ridges: tuple[float, ...] = RIDGE
 
     Without ``ridges`` there are no spectral projectors, whose matrices are inverted in float64.
     """
-    n = mask.shape[1]
+    n, pairs = mask.shape[1], Pairs(mask.shape[1], d.device)
     with without_autocast(d):
-        off = mask.unsqueeze(1) & mask.unsqueeze(2)
-        off = off & ~torch.eye(n, dtype=torch.bool, device=d.device)
+        both = mask.unsqueeze(1) & mask.unsqueeze(2)  # (B, N, N)
+        off = both & ~torch.eye(n, dtype=torch.bool, device=d.device)
         size = mask.sum(-1).clamp(min=1).float().view(-1, 1, 1)  # (B, 1, 1)
         count = (size * (size - 1)).clamp(min=1)
         d = d.float().masked_fill(~off, 0)
         d = d / (d.square().sum((1, 2), keepdim=True) / count).sqrt().clamp(min=1e-30)
         mean = d.sum((1, 2), keepdim=True) / count
         spread = (((d - mean).square() * off).sum((1, 2), keepdim=True) / count).sqrt().clamp(min=1e-3)
-        near = d.masked_fill(~off, torch.inf).sort(-1).values  # (B, N, N) ascending
-        rank = torch.searchsorted(near, d.contiguous()).float()  # how many are nearer; equal distances, equal ranks
+        near, rank = _neighbours(d.masked_fill(~off, torch.inf))
         kernels, local, mutual = _kernels(d, near, rank, off, size)
-        walks, degree, trace = _walks(kernels, mask)  # (B, K, t, N, N), (B, K, N), (B, K, t)
-        gram = _gram(d, mask, size)  # (B, N, N) in float64
-        projected = _projections(gram, mask, ridges)  # (B, R, N, N)
+        walks, back, degree, trace = _walks(kernels, mask, pairs)  # (B, K·t, P), (B, K·t, N), (B, K, N), (B, K·t)
+        gram = _gram(d, both, size)  # (B, N, N) in float64
+        projected = _projections(gram, both, ridges)  # (B, R, N, N)
 
         edge = [
             (d - mean) / spread,
@@ -74,14 +73,13 @@ def distance_features(d: Tensor, mask: Tensor, ridges: tuple[float, ...] = RIDGE
             torch.maximum(rank, rank.transpose(1, 2)) / size,
             _cosine(gram.float()),
         ]
-        parts = [torch.stack(edge, 1), walks.flatten(1, 2) / 3, _cosine(projected)]
-        edges = Pairs(n, d.device).upper(torch.cat(parts, 1))  # (B, P, E)
+        parts = [pairs.upper(torch.stack(edge, 1)), walks, pairs.upper(_cosine(projected))]
+        edges = torch.cat(parts, 1).clamp_(-8, 8)  # (B, E, P)
 
         chosen = torch.stack([near[..., min(k, n) - 1] for k in NEIGHBOURS], -1)  # (B, N, neighbours)
         chosen = (chosen.where(chosen.isfinite(), d.amax(-1, keepdim=True)) + 0.01).log()
-        back = walks.diagonal(dim1=-2, dim2=-1).flatten(1, 2).transpose(1, 2) / 3  # (B, N, K·t)
         leverage = projected.diagonal(dim1=-2, dim2=-1).transpose(1, 2)  # (B, N, R)
-        whole = [trace.flatten(1), (leverage * mask.unsqueeze(-1)).sum(1).add(1).log(), size.flatten(1).log()]
+        whole = [trace, (leverage * mask.unsqueeze(-1)).sum(1).add(1).log(), size.flatten(1).log()]
         shared = torch.cat(whole, 1).unsqueeze(1).expand(-1, n, -1) / 2
         nodes = torch.cat(
             [
@@ -89,13 +87,26 @@ def distance_features(d: Tensor, mask: Tensor, ridges: tuple[float, ...] = RIDGE
                 (d.sum(-1, keepdim=True) / (size - 1).clamp(min=1)),
                 ((d * off).square().sum(-1, keepdim=True) / (size - 1).clamp(min=1)).sqrt(),
                 degree.transpose(1, 2),
-                back,
+                back.transpose(1, 2),
                 (leverage * size + 0.01).log() / 3,
                 shared,
             ],
             -1,
         )
-    return nodes.masked_fill(~mask.unsqueeze(-1), 0), edges.clamp_(-8, 8)
+    return nodes.masked_fill(~mask.unsqueeze(-1), 0), edges.transpose(1, 2)
+
+
+def _neighbours(d: Tensor) -> tuple[Tensor, Tensor]:
+    """Distances (B, N, N), ∞ to itself and to padding, ascending; of every item how many are nearer, 0 for those at ∞."""
+    if d.is_cuda or torch.compiler.is_compiling():
+        near, order = d.sort(-1)
+    else:  # NumPy's takes a quarter of the time
+        order = torch.from_numpy(d.numpy().argsort(-1))
+        near = d.gather(-1, order)
+    place = torch.arange(d.shape[-1], device=d.device).expand_as(order)
+    fresh = F.pad(near[..., 1:] != near[..., :-1], (1, 0))
+    first = place.where(fresh, 0).cummax(-1).values  # equal distances, equal ranks
+    return near, torch.zeros_like(d).scatter_(-1, order, first.to(d.dtype)).masked_fill_(d == torch.inf, 0)
 
 
 def _kernels(d: Tensor, near: Tensor, rank: Tensor, off: Tensor, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,34 +131,40 @@ def _kernels(d: Tensor, near: Tensor, rank: Tensor, off: Tensor, size: Tensor) -
     return (found + 1e-7).masked_fill(~off.unsqueeze(1), 0), local, mutual
 
 
-def _walks(kernels: Tensor, mask: Tensor, lengths: tuple[int, ...] = WALKS) -> tuple[Tensor, Tensor, Tensor]:
-    """log(Pᵗ_ij/π_j) (B, K, t, N, N), symmetric; log degree over its mean (B, K, N); log trace of Pᵗ (B, K, t)."""
+def _walks(
+    kernels: Tensor, mask: Tensor, pairs: Pairs, lengths: tuple[int, ...] = WALKS
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """log(Pᵗ_ij/π_j)/3, symmetric, of the pairs (B, K·t, P) and on the diagonal (B, K·t, N); log degree over its mean
+    (B, K, N); log trace of Pᵗ (B, K·t).
+    """
     degree = kernels.sum(-1)  # (B, K, N)
     safe = degree.clamp(min=1e-12)
     root = safe.rsqrt().masked_fill(~mask.unsqueeze(1), 0)
     power = kernels * root.unsqueeze(-1) * root.unsqueeze(-2)  # D^{−½} K D^{−½}: the powers stay symmetric
     total = degree.sum(-1, keepdim=True).clamp(min=1e-12)
-    stationary = (safe / total).sqrt()  # √π
-    scale = 1 / (stationary.unsqueeze(-1) * stationary.unsqueeze(-2))
-    found, traces, t = [], [], 1
+    back = (total / safe).sqrt()  # 1/√π
+    scale = back.unsqueeze(-1) * back.unsqueeze(-2)
+    found, t = [], 1
     while t < max(lengths):
         power, t = power @ power, 2 * t
         if t in lengths:
-            found.append((power * scale + 3e-4).log())
-            traces.append(power.diagonal(dim1=-2, dim2=-1).sum(-1).add(1e-3).log())
+            own = power.diagonal(dim1=-2, dim2=-1)  # (B, K, N)
+            found.append((upper(power * scale, pairs), own * back.square(), own.sum(-1)))
+    walks, own, traces = (torch.stack(column, 2).flatten(1, 2) for column in zip(*found, strict=True))
     mean = total / mask.sum(-1).clamp(min=1).view(-1, 1, 1)
-    return torch.stack(found, 2), (safe / mean.clamp(min=1e-12)).log().clamp(-6, 6), torch.stack(traces, 2)
+    degree = (safe / mean.clamp(min=1e-12)).log().clamp(-6, 6)
+    return (walks + 3e-4).log() / 3, (own + 3e-4).log() / 3, degree, (traces + 1e-3).log()
 
 
-def _gram(d: Tensor, mask: Tensor, size: Tensor) -> Tensor:
-    """The centred Gram matrix (B, N, N) in float64."""
+def _gram(d: Tensor, both: Tensor, size: Tensor) -> Tensor:
+    """The centred Gram matrix (B, N, N) in float64; ``both`` (B, N, N) is True where both items are real."""
     square, size = d.double().square(), size.double()
     row = square.sum(-1, keepdim=True) / size
     gram = -0.5 * (square - row - row.transpose(1, 2) + row.sum(1, keepdim=True) / size)
-    return gram * (mask.unsqueeze(1) & mask.unsqueeze(2))
+    return gram * both
 
 
-def _projections(gram: Tensor, mask: Tensor, ridges: tuple[float, ...]) -> Tensor:
+def _projections(gram: Tensor, both: Tensor, ridges: tuple[float, ...]) -> Tensor:
     """The soft projectors G²(G² + ρ²I)⁻¹ (B, R, N, N) of the Gram matrix G.
 
     ρ is ``ridges`` of G's norm: all directions of more variance count alike, those of less not at all. G² has no
@@ -161,10 +178,12 @@ def _projections(gram: Tensor, mask: Tensor, ridges: tuple[float, ...]) -> Tenso
     ridge = torch.stack([torch.full((1, 1), one, device=gram.device) for one in ridges]).double().square().unsqueeze(0)
     identity = torch.eye(gram.shape[-1], device=gram.device, dtype=torch.float64)
     factor, _ = torch.linalg.cholesky_ex(second.unsqueeze(1) + ridge * identity)
-    half = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
-    pair = (mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1)
-    projected: Tensor = (identity - ridge * half.transpose(-1, -2) @ half) * pair
-    return projected.float()
+    if gram.is_cuda:  # where a CUDA graph may be captured
+        half = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
+        inverse = half.transpose(-1, -2) @ half
+    else:
+        inverse = torch.cholesky_inverse(factor)
+    return (identity - ridge * inverse).float() * both.unsqueeze(1)
 
 
 def _cosine(gram: Tensor) -> Tensor:
@@ -210,19 +229,40 @@ class _EdgeUpdate(nn.Module):
     def forward(self, h: Tensor, edges: Tensor, mask: Tensor, pairs: Pairs) -> Tensor:
         normed = self.norm(edges)
         with without_autocast(h):
-            # At least 1e-7, so that every walk leads somewhere.
-            strength = F.logsigmoid(self.kernel(normed.float())).mul(2).exp() + 1e-7
-            strength = square(strength, pairs).masked_fill(~(mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1), 0)
-            walks, _, _ = _walks(strength, mask, self.lengths)  # (B, K, t, N, N)
-            walks = upper(walks.flatten(1, 2), pairs) / 3
-        ends, updated = self.ends(h), []
-        # Without a gradient in parts that stay in the cache of a CPU.
-        step = max(1, edges.shape[1]) if torch.is_grad_enabled() or edges.is_cuda else CHUNK
-        for i in range(0, max(1, edges.shape[1]), step):
-            part = slice(i, i + step)
-            hidden = self.own(normed[:, part]).add_(self.walks(walks[:, part])).add_(both_ends(ends, pairs, part))
-            updated.append(edges[:, part] + self.out(hidden.relu_()))
-        return torch.cat(updated, 1)
+            walks = self._walked(self.kernel(normed.float()).transpose(1, 2), mask, pairs).transpose(1, 2)
+        hidden = self.own(normed) + self.walks(walks) + both_ends(self.ends(h), pairs)
+        updated: Tensor = edges + self.out(hidden.relu_())
+        return updated
+
+    def _walked(self, logits: Tensor, mask: Tensor, pairs: Pairs) -> Tensor:
+        """Logits (B, K, P) of the kernels to the walks over them (B, K·t, P)."""
+        strength = F.logsigmoid(logits).mul(2).exp() + 1e-7  # so that every walk leads somewhere
+        strength = square(strength, pairs).masked_fill(~(mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1), 0)
+        return _walks(strength, mask, pairs, self.lengths)[0]
+
+    def in_place(self, h: Tensor, edges: list[Tensor], mask: Tensor, pairs: Pairs) -> None:
+        """The same without a gradient, for pairs in `Pairs.parts` (B, C, part)."""
+        normed = [_normed(self.norm, part) for part in edges]
+        walks = self._walked(torch.cat([_mixed(self.kernel, part) for part in normed], 2), mask, pairs)
+        own, walked, out = (layer.weight.expand(len(h), -1, -1) for layer in (self.own, self.walks, self.out))
+        ends = self.ends(h)
+        for part, e, one in zip(pairs.parts(len(h)), edges, normed, strict=True):
+            hidden = pairs.sum(ends, part).baddbmm_(one.transpose(1, 2), own.mT)  # (B, part, 2C)
+            hidden.baddbmm_(walks[..., part].transpose(1, 2), walked.mT).relu_()
+            e.baddbmm_(out, hidden.transpose(1, 2)).add_(self.out.bias.unsqueeze(-1))
+
+
+def _mixed(layer: nn.Linear, x: Tensor) -> Tensor:
+    """The layer over the channels of (B, C, P)."""
+    return torch.baddbmm(layer.bias.unsqueeze(-1), layer.weight.expand(len(x), -1, -1), x)
+
+
+def _normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """The normalisation over the channels of (B, C, P)."""
+    mean = x.new_full((1, 1, x.shape[1]), 1 / x.shape[1]).expand(len(x), -1, -1)
+    x = x - mean @ x
+    x.mul_((mean @ x.square()).add_(norm.eps).rsqrt_())
+    return x.mul_(norm.weight.unsqueeze(-1)).add_(norm.bias.unsqueeze(-1))
 
 
 class Pairs:
@@ -230,29 +270,37 @@ class Pairs:
 
     def __init__(self, n: int, device: torch.device) -> None:
         self.n = n
-        self.first, self.second = torch.triu_indices(n, n, 1, device=device)  # (P,) each
-        self.flat = self.first * n + self.second
+        self.ends = torch.triu_indices(n, n, 1, device=device).T  # (P, 2)
+        self.flat = self.ends[:, 0] * n + self.ends[:, 1]
         i = torch.arange(n, device=device)
         low, high = torch.minimum(i, i.unsqueeze(-1)), torch.maximum(i, i.unsqueeze(-1))
         place = low * (2 * n - low - 1) // 2 + high - low  # one more than the pair's number
         self.place = place.masked_fill(low == high, 0).flatten()  # 0: the diagonal
 
     def upper(self, matrices: Tensor) -> Tensor:
-        """(B, C, N, N) to (B, P, C)."""
-        return matrices.flatten(2).transpose(1, 2).index_select(1, self.flat)
+        """(B, C, N, N) to (B, C, P)."""
+        batch, channels = matrices.shape[:2]
+        return (
+            matrices.reshape(batch * channels, self.n**2)
+            .index_select(1, self.flat)
+            .view(batch, channels, len(self.flat))
+        )
 
     def square(self, edges: Tensor) -> Tensor:
-        """(B, P, C) to symmetric (B, C, N, N), zero on the diagonal."""
-        full = F.pad(edges, (0, 0, 1, 0)).index_select(1, self.place)  # (B, N·N, C)
-        return full.transpose(1, 2).reshape(len(edges), -1, self.n, self.n)
+        """(B, C, P) to symmetric (B, C, N, N), zero on the diagonal."""
+        full = F.pad(edges.flatten(0, 1), (1, 0)).index_select(1, self.place)  # (B·C, N·N)
+        return full.view(*edges.shape[:2], self.n, self.n)
 
-    def sum(self, nodes: Tensor, part: slice) -> Tensor:
+    def sum(self, nodes: Tensor, part: slice = slice(None)) -> Tensor:
         """(B, N, C) to (B, P, C), both ends added; of some of the pairs."""
         batch, n, width = nodes.shape
-        flat = nodes.reshape(batch * n, width)  # rows of a matrix are copied whole
-        offset = torch.arange(0, batch * n, n, device=nodes.device).unsqueeze(-1)
-        first, second = (flat.index_select(0, (offset + end[part]).flatten()) for end in (self.first, self.second))
-        return first.add_(second).view(batch, -1, width)
+        ends = self.ends[part] + torch.arange(0, batch * n, n, device=nodes.device).view(-1, 1, 1)  # (B, P, 2)
+        return F.embedding_bag(ends.flatten(0, 1), nodes.reshape(-1, width), mode="sum").view(batch, -1, width)
+
+    def parts(self, batch: int) -> list[slice]:
+        """The pairs in parts small enough for a CPU's cache."""
+        step = max(1, CHUNK // batch)
+        return [slice(i, i + step) for i in range(0, max(1, len(self.flat)), step)]
 
 
 class _Linear(torch.autograd.Function):
@@ -270,22 +318,24 @@ class _Linear(torch.autograd.Function):
 
 def upper(matrices: Tensor, pairs: Pairs) -> Tensor:
     """`Pairs.upper`, differentiable."""
+    if not matrices.requires_grad:
+        return pairs.upper(matrices)
     found: Tensor = _Linear.apply(matrices, pairs.upper, lambda grad: pairs.square(grad).triu())
     return found
 
 
 def square(edges: Tensor, pairs: Pairs) -> Tensor:
     """`Pairs.square`, differentiable."""
+    if not edges.requires_grad:
+        return pairs.square(edges)
     found: Tensor = _Linear.apply(edges, pairs.square, lambda grad: pairs.upper(grad + grad.transpose(2, 3)))
     return found
 
 
-def both_ends(nodes: Tensor, pairs: Pairs, part: slice = slice(None)) -> Tensor:
-    """`Pairs.sum`, differentiable where it is of all pairs."""
-    if not nodes.requires_grad:
-        return pairs.sum(nodes, part)
+def both_ends(nodes: Tensor, pairs: Pairs) -> Tensor:
+    """`Pairs.sum`, differentiable."""
     found: Tensor = _Linear.apply(
-        nodes, lambda x: pairs.sum(x, slice(None)), lambda grad: pairs.square(grad).sum(-1).transpose(1, 2)
+        nodes, pairs.sum, lambda grad: pairs.square(grad.transpose(1, 2)).sum(-1).transpose(1, 2)
     )
     return found
 
@@ -303,7 +353,7 @@ class DistanceBias(nn.Module):
 
     def forward(self, d: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         nodes, edges = distance_features(d, mask, ridges=())
-        return self.node(nodes), square(self.edge(edges), Pairs(mask.shape[1], mask.device))
+        return self.node(nodes), square(self.edge(edges).transpose(1, 2), Pairs(mask.shape[1], mask.device))
 
 
 class DistanceModel(nn.Module):
@@ -347,20 +397,23 @@ class DistanceModel(nn.Module):
         return self.judge(nodes, edges, mask)[0]
 
     def judge(self, nodes: Tensor, edges: Tensor, mask: Tensor) -> tuple[Potentials, list[Tensor], Tensor]:
-        """Potentials, after every update of the pairs the logits (B, P) of being of one group, and log k (B,)."""
+        """Potentials, after every update of the pairs the logits (B, P) of being of one group, and log k (B,).
+
+        Without a gradient, on a CPU, only the last of the logits.
+        """
         pairs = Pairs(mask.shape[1], mask.device)
-        h, e, same = self.node(nodes).float(), self.edge(edges), []
-        for to_bias, one, two, update in zip(self.bias, self.layers[::2], self.layers[1::2], self.updates, strict=True):
-            bias = square(to_bias(e), pairs).masked_fill(~mask[:, None, None], -1e4)  # (B, 2H, N, N)
-            h = two(one(h, bias[:, : self.heads]), bias[:, self.heads :])
-            e = update(h, e, mask, pairs)
-            same.append(self.same(self.edge_norm(e)).squeeze(-1).float())
+        h = self.node(nodes).float()
+        if torch.is_grad_enabled() or nodes.is_cuda:
+            h, same = self._layers(h, edges, mask, pairs)
+        else:
+            with without_autocast(h):
+                h, same = self._layers_in_place(h, edges.transpose(1, 2), mask, pairs)
         h = self.norm(h)
         with without_autocast(h):
             h = h.float()
             theta, gain, breadth, resistance = self.ends(h).unbind(-1)  # (B, N) each
             theta = theta - mask.sum(-1, keepdim=True).clamp(min=1).log()  # normalised by the size of the pile
-            cover = square((self.cover[0] * same[-1] + self.cover[1]).unsqueeze(-1), pairs).squeeze(1)  # (B, N, N)
+            cover = square((self.cover[0] * same[-1] + self.cover[1]).unsqueeze(1), pairs).squeeze(1)  # (B, N, N)
             cover = cover + breadth.unsqueeze(1) - resistance.unsqueeze(2)  # [j, i]
             real = mask.unsqueeze(-1)
             pooled = [(h * real).sum(1) / real.sum(1).clamp(min=1), h.masked_fill(~real, -9).amax(1)]
@@ -369,3 +422,24 @@ class DistanceModel(nn.Module):
             slope = F.softplus(slope)
             stop = offset - slope * log_k.exp()
         return Potentials(theta, stop, DenseCoverage(cover, gain + slope.unsqueeze(-1)), mask), same, log_k
+
+    def _layers(self, h: Tensor, edges: Tensor, mask: Tensor, pairs: Pairs) -> tuple[Tensor, list[Tensor]]:
+        e, same = self.edge(edges.contiguous()), []
+        for to_bias, one, two, update in zip(self.bias, self.layers[::2], self.layers[1::2], self.updates, strict=True):
+            bias = square(to_bias(e).transpose(1, 2), pairs).masked_fill(~mask[:, None, None], -1e4)  # (B, 2H, N, N)
+            h = two(one(h, bias[:, : self.heads]), bias[:, self.heads :])
+            e = update(h, e, mask, pairs)
+            same.append(self.same(self.edge_norm(e)).squeeze(-1).float())
+        return h, same
+
+    def _layers_in_place(self, h: Tensor, edges: Tensor, mask: Tensor, pairs: Pairs) -> tuple[Tensor, list[Tensor]]:
+        """The same for (B, E, P), in parts that stay in the cache of a CPU, with no transposing between them and (N, N)."""
+        first, _, second = self.edge
+        hidden = torch.zeros_like(mask, dtype=h.dtype).masked_fill_(~mask, -1e4)[:, None, None]
+        e = [_mixed(second, _mixed(first, edges[..., part]).relu_()) for part in pairs.parts(len(h))]
+        for to_bias, one, two, update in zip(self.bias, self.layers[::2], self.layers[1::2], self.updates, strict=True):
+            biases = torch.cat([_mixed(to_bias, part) for part in e], 2).split(self.heads, 1)
+            for layer, bias in zip((one, two), biases, strict=True):
+                h = layer(h, pairs.square(bias).add_(hidden))
+            update.in_place(h, e, mask, pairs)
+        return h, [torch.cat([_mixed(self.same, _normed(self.edge_norm, part)) for part in e], 2).squeeze(1)]
