@@ -48,7 +48,8 @@ SUBSET_LIMIT = 15  # largest set whose probability is computed exactly by defaul
 ORDER_LIMIT = 5  # largest part whose orders are enumerated, where the whole order matters
 REST_LIMIT = 12  # most remaining candidates over whose subsets inclusion probabilities are summed exactly
 POSTERIOR_SAMPLES = 1024  # orders of a given part that are sampled above these limits
-CHUNK = (2**19, 2**25)  # most logits at a time on the CPU, whose cache should hold them, and on CUDA
+CHUNK = 2**25  # most logits at a time
+CACHED = 2**19  # of the dynamic programme on the CPU, whose cache should hold them
 
 
 def set_nll(
@@ -132,13 +133,15 @@ def _log_probs(
     values, errors = [], []
     buckets = _buckets(pot, sets, rules, limit)
     for bucket in buckets:
-        if bucket.items.shape[1] <= limit:
-            value = _exact(bucket)
-            error = torch.zeros_like(value)
-        else:
-            value, error = _sampled(bucket, num_samples, proposal, generator)
-        values.append(value)
-        errors.append(error)
+        size = bucket.items.shape[1]
+        if size <= limit:
+            values.append(_exact(bucket))
+            errors.append(torch.zeros_like(values[-1]))
+            continue
+        for piece in bucket.pieces(num_samples * (size + 1)):
+            value, error = _sampled(piece, num_samples, proposal, generator)
+            values.append(value)
+            errors.append(error)
     return blame_nan(_together(values, buckets), pot), _together(errors, buckets)
 
 
@@ -300,9 +303,9 @@ class Bucket:
         mine = (self.pot, self.rules) if len(self.pot) == 1 else (self.pot[rows], self.rules.rows(rows))
         return Bucket(*mine, self.rows[rows], self.items[rows], self.given[rows])
 
-    def pieces(self, width: int) -> list[Bucket]:
-        """Parts of at most ``CHUNK`` logits, with ``width`` hypotheses a set."""
-        most = max(1, CHUNK[self.items.device.type == "cuda"] // (width * (self.pot.num_candidates + 1)))
+    def pieces(self, width: int, chunk: int = CHUNK) -> list[Bucket]:
+        """Parts of at most ``chunk`` logits, with ``width`` hypotheses a set."""
+        most = max(1, chunk // (width * (self.pot.num_candidates + 1)))
         if len(self.items) <= most or not readable():
             return [self]
         return [self.take(rows) for rows in torch.arange(len(self.items), device=self.items.device).split(most)]
@@ -358,9 +361,9 @@ def _check_sets(name: str, sets: Tensor, pot: Potentials, generator: Any, picks_
 
 
 def _buckets(pot: Potentials, sets: Tensor, rules: Rules, limit: int | None = None, fold: bool = True) -> list[Bucket]:
-    """The sets (B, T) by size, those of more than ``limit`` items together; one empty bucket if there are no sets.
+    """The sets (B, T) by size; those of more than ``limit`` items, padded, by the power of two below it.
 
-    Where values may not be read, one padded bucket.
+    One empty bucket if there are no sets, one padded bucket where values may not be read.
     """
     every = torch.arange(len(sets), device=sets.device)
     if not readable():
@@ -368,11 +371,11 @@ def _buckets(pot: Potentials, sets: Tensor, rules: Rules, limit: int | None = No
     if fold and len(pot) > 1 and _shared(pot, rules):
         pot, rules = pot[:1], rules.rows(every[:1])
     sizes = (sets >= 0).sum(-1)
-    kinds = sizes if limit is None else sizes.clamp(max=limit + 1)
+    kinds = sizes if limit is None else sizes.where(sizes <= limit, -1 - sizes.clamp(min=1).log2().long())
     found = []
     for kind in kinds.unique().tolist() or [0]:
         rows = (kinds == kind).nonzero().squeeze(-1)
-        width = kind if limit is None or kind <= limit else int(sizes.max())
+        width = kind if kind >= 0 else int(sizes[rows].max())
         whole = Bucket(pot, rules, every, sets[:, :width], sets[:, :0])
         found.append(whole if len(rows) == len(sets) else whole.take(rows))
     return found
@@ -415,7 +418,8 @@ def _passages(part: Bucket) -> list[tuple[Tensor, Tensor, Tensor]]:
     """
     rows, count = part.items.shape
     lattice = _lattice(count, _order_matters(part.pot, part.rules), part.items.device)
-    step = torch.cat([_step(piece, lattice) for piece in part.pieces(len(lattice.picks))])  # (M, K, k+1)
+    pieces = part.pieces(len(lattice.picks), CHUNK if part.items.is_cuda else CACHED)
+    step = torch.cat([_step(piece, lattice) for piece in pieces])  # (M, K, k+1)
     parts = step.flatten(1).index_select(1, lattice.steps).split(lattice.counts, 1)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     reach = step.new_zeros(rows, 1)
