@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchcpl.checks import (
     check_choice,
@@ -47,7 +48,8 @@ SUBSET_LIMIT = 15  # largest set whose probability is computed exactly by defaul
 ORDER_LIMIT = 5  # largest part whose orders are enumerated, where the whole order matters
 REST_LIMIT = 12  # most remaining candidates over whose subsets inclusion probabilities are summed exactly
 POSTERIOR_SAMPLES = 1024  # orders of a given part that are sampled above these limits
-CHUNK = 2**25  # largest number of logits of a bucket
+CHUNK = 2**25  # most logits at a time
+CACHED = 2**19  # of the dynamic programme on the CPU, whose cache should hold them
 
 
 def set_nll(
@@ -75,22 +77,15 @@ def set_nll(
     check_choice("proposal", proposal, ("process", "uniform"))
     check_count("num_samples", num_samples, 1)
     _check_sets("target", target, pot, generator, picks_real=True)
-    limit = exact_limit(pot)
+    limit = _exact_limit(pot) if exact is not False else -1
     if exact is not None and not isinstance(exact, bool):
         check_count("exact", exact, 0)
         limit = min(exact, limit)
-    rules = Rules(pot)
-    values = []
-    buckets = _buckets(pot, target, rules)
-    for bucket in buckets:
-        size = bucket.items.shape[1]
-        if exact is True and size > limit:
-            raise ValueError(f"exact: expected None or False for sets of more than {limit} items, got True for {size}")
-        if exact is not False and size <= limit:
-            values.append(_exact(bucket))
-        else:
-            values.append(_sampled(bucket, num_samples, proposal, generator)[0])
-    return reduced(-blame_nan(_together(values, buckets), pot), reduction)
+    size = _largest(target)
+    if exact is True and size > limit:
+        raise ValueError(f"exact: expected None or False for sets of more than {limit} items, got True for {size}")
+    value, _ = _log_probs(pot, target, Rules(pot), limit, num_samples, proposal, generator)
+    return reduced(-value, reduction)
 
 
 def set_log_prob(
@@ -121,17 +116,43 @@ def set_log_probs(
     """``set_log_prob`` under ``rules``."""
     if num_samples is not None:
         check_count("num_samples", num_samples, 2)
+    limit = _exact_limit(pot) if num_samples is None else -1
+    return _log_probs(pot, subset, rules, limit, num_samples or 1024, "process", generator)
+
+
+def _log_probs(
+    pot: Potentials,
+    sets: Tensor,
+    rules: Rules,
+    limit: int,
+    num_samples: int,
+    proposal: str,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """(B,) log P of the sets, exact up to ``limit`` items, and the standard errors."""
     values, errors = [], []
-    buckets = _buckets(pot, subset, rules)
+    buckets = _buckets(pot, sets, rules, limit)
     for bucket in buckets:
-        if num_samples is None and bucket.items.shape[1] <= exact_limit(pot):
-            value = _exact(bucket)
-            error = torch.zeros_like(value)
-        else:
-            value, error = _sampled(bucket, num_samples or 1024, "process", generator)
-        values.append(value)
-        errors.append(error)
+        size = bucket.items.shape[1]
+        if size <= limit:
+            values.append(_exact(bucket))
+            errors.append(torch.zeros_like(values[-1]))
+            continue
+        for piece in bucket.pieces(num_samples * (size + 1)):
+            value, error = _sampled(piece, num_samples, proposal, generator)
+            values.append(value)
+            errors.append(error)
     return blame_nan(_together(values, buckets), pot), _together(errors, buckets)
+
+
+def _exact_limit(pot: Potentials) -> int:
+    """The largest set for dynamic programming over subsets, which needs states that do not depend on the order."""
+    return 1 if pot.interaction.depends_on == "order" else SUBSET_LIMIT
+
+
+def _largest(sets: Tensor) -> int:
+    """The size of the largest set, or the width where values may not be read."""
+    return int((sets >= 0).sum(-1).max()) if sets.numel() and readable() else sets.shape[1]
 
 
 def next_probs(
@@ -199,8 +220,7 @@ def complete(
     if len(pot) != len(picked):
         pot = pot[torch.zeros(len(picked), dtype=torch.long, device=picked.device)]
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
-    most = int((picked >= 0).sum(-1).max()) if picked.numel() else 0
-    if most > rules.max_len:
+    if (most := _largest(picked)) > rules.max_len:
         raise ValueError(f"max_len: expected at least {most}, the number of given items, got {rules.max_len}")
     buckets = _buckets(pot, picked, rules, fold=False)
     found = []
@@ -257,7 +277,7 @@ def inclusion_probs(
         inside = picked_mask(part.items, pot.num_candidates)  # (M, N)
         rest = inside.to(torch.int8).argsort(dim=-1, stable=True)[:, : inside.shape[1] - part.items.shape[1]]
         ended = inside.to(accumulator(pot.unary.dtype))
-        for members, reach, stop in _passages(replace(part, items=rest), given=part.items):
+        for members, reach, stop in _passages(replace(part, items=rest, given=part.items)):
             mass = (reach + stop).exp().expand(-1, -1, members.shape[1])  # (M, A, size)
             where = rest[:, members].flatten(1)  # (M, A·size)
             ended = ended.scatter_add(1, where, mass.flatten(1).to(ended.dtype))
@@ -270,12 +290,25 @@ def inclusion_probs(
 
 @dataclass(frozen=True)
 class Bucket:
-    """The rows whose sets have one size. ``pot`` and ``rules`` have these M rows, or one that is broadcast."""
+    """Rows of a batch of sets. ``pot`` and ``rules`` have these M rows, or one that is broadcast."""
 
     pot: Potentials
     rules: Rules
     rows: Tensor  # (M,)
-    items: Tensor  # (M, k), −1 padded only where values may not be read
+    items: Tensor  # (M, k), of one size where they are summed over exactly and values may be read, else −1 padded
+    given: Tensor  # (M, m), picked before
+
+    def take(self, rows: Tensor) -> Bucket:
+        """Some of the rows."""
+        mine = (self.pot, self.rules) if len(self.pot) == 1 else (self.pot[rows], self.rules.rows(rows))
+        return Bucket(*mine, self.rows[rows], self.items[rows], self.given[rows])
+
+    def pieces(self, width: int, chunk: int = CHUNK) -> list[Bucket]:
+        """Parts of at most ``chunk`` logits, with ``width`` hypotheses a set."""
+        most = max(1, chunk // (width * (self.pot.num_candidates + 1)))
+        if len(self.items) <= most or not readable():
+            return [self]
+        return [self.take(rows) for rows in torch.arange(len(self.items), device=self.items.device).split(most)]
 
     def flat(self, hypotheses: Tensor) -> Tensor:
         """(M, K, ·) → (B, K', ·) with the B of the potentials: (1, M·K, ·) where they are of one row."""
@@ -288,6 +321,35 @@ class Bucket:
         history = History(picked_mask(flat, self.pot.num_candidates), self.flat(last), (flat >= 0).sum(-1))
         return step_log_probs(self.pot, state, history, self.rules).view(*last.shape, self.pot.num_candidates + 1)
 
+    def log_probs_of(self, choices: Tensor, state: State, picks: Tensor, last: Tensor) -> Tensor:
+        """Those (M, K, C) of ``choices`` (M, 1 or K, C) alone, −inf where −1; all must be zero or unused where picked.
+
+        Without special rules only the logits of the picks are masked, in place, and not those of all candidates.
+        """
+        pot, rules, n = self.pot, self.rules, self.pot.num_candidates
+        free = rules.plain and not rules.min_len and (rules.max_len == n or picks.shape[2] < rules.max_len)
+        if not free or not readable():
+            found = self.log_probs(state, picks, last)
+            return found.gather(2, _slots(choices, 0).expand(*last.shape, -1)).masked_fill(choices < 0, -torch.inf)
+        logits, added_stop = pot.interaction.logits(state)
+        dtype = accumulator(torch.promote_types(logits.dtype, pot.unary.dtype))
+        stop = rules.biased(pot.stop.to(dtype)).to(dtype).unsqueeze(-1).expand(logits.shape[:2])
+        stop = (stop if added_stop is None else stop + added_stop.to(dtype)).unsqueeze(-1)
+        unary = pot.unary.to(dtype).masked_fill(~rules.available, -torch.inf).unsqueeze(1)
+        # One more column, −inf, for what is −1.
+        logits = torch.cat([logits.to(dtype), stop, stop], -1)
+        logits += pad(pad(unary, (0, 1)), (0, 1), value=-torch.inf)
+        with torch.no_grad():  # no gradient reaches what is −inf
+            logits.scatter_(2, _slots(self.flat(picks), n + 1), -torch.inf)
+            if bool((stop == -torch.inf).any()):  # with nothing left to pick the stop is certain
+                logits[..., n].masked_fill_(logits.amax(-1) == -torch.inf, 0)
+        return logits.log_softmax(-1).view(*last.shape, n + 2).gather(2, _slots(choices, n + 1).expand(*last.shape, -1))
+
+
+def _slots(items: Tensor, instead: int) -> Tensor:
+    """``items`` with −1 replaced."""
+    return items.where(items >= 0, instead)
+
 
 def _check_sets(name: str, sets: Tensor, pot: Potentials, generator: Any, picks_real: bool = False) -> None:
     """Check (B, T) sets, and their values where values are checked; potentials of one row take any B."""
@@ -298,24 +360,24 @@ def _check_sets(name: str, sets: Tensor, pot: Potentials, generator: Any, picks_
         check_order(name, sets, pot.num_candidates, pot.mask.expand(len(sets), -1) if picks_real else None)
 
 
-def _buckets(pot: Potentials, sets: Tensor, rules: Rules, fold: bool = True) -> list[Bucket]:
-    """The sets (B, T) by size, in buckets of at most ``CHUNK`` logits; one empty bucket if there are no sets.
+def _buckets(pot: Potentials, sets: Tensor, rules: Rules, limit: int | None = None, fold: bool = True) -> list[Bucket]:
+    """The sets (B, T) by size; those of more than ``limit`` items, padded, by the power of two below it.
 
-    Where values may not be read, one padded bucket.
+    One empty bucket if there are no sets, one padded bucket where values may not be read.
     """
+    every = torch.arange(len(sets), device=sets.device)
     if not readable():
-        return [Bucket(pot, rules, torch.arange(len(sets), device=sets.device), sets)]
+        return [Bucket(pot, rules, every, sets, sets[:, :0])]
     if fold and len(pot) > 1 and _shared(pot, rules):
-        pot, rules = pot[:1], rules.rows(torch.zeros(1, dtype=torch.long, device=sets.device))
+        pot, rules = pot[:1], rules.rows(every[:1])
     sizes = (sets >= 0).sum(-1)
+    kinds = sizes if limit is None else sizes.where(sizes <= limit, -1 - sizes.clamp(min=1).log2().long())
     found = []
-    for size in sizes.unique().tolist() or [0]:
-        among = (sizes == size).nonzero().squeeze(-1)
-        most = CHUNK // (2 ** min(size, SUBSET_LIMIT) * (pot.num_candidates + 1))
-        for rows in among.split(max(1, most)):
-            whole = len(rows) == len(sets) or (fold and len(pot) == 1)
-            mine = (pot, rules) if whole else (pot[rows], rules.rows(rows))
-            found.append(Bucket(*mine, rows, sets[rows, :size]))
+    for kind in kinds.unique().tolist() or [0]:
+        rows = (kinds == kind).nonzero().squeeze(-1)
+        width = kind if kind >= 0 else int(sizes[rows].max())
+        whole = Bucket(pot, rules, every, sets[:, :width], sets[:, :0])
+        found.append(whole if len(rows) == len(sets) else whole.take(rows))
     return found
 
 
@@ -334,11 +396,6 @@ def _together(values: list[Tensor], buckets: list[Bucket]) -> Tensor:
     return torch.cat(values)[torch.cat([part.rows for part in buckets]).argsort()]
 
 
-def exact_limit(pot: Potentials) -> int:
-    """The largest set for dynamic programming over subsets, which needs states that do not depend on the order."""
-    return 1 if pot.interaction.depends_on == "order" else SUBSET_LIMIT
-
-
 def _order_matters(pot: Potentials, rules: Rules) -> bool:
     return rules.ordered or pot.interaction.depends_on != "set"
 
@@ -353,91 +410,99 @@ def _exact(part: Bucket) -> Tensor:
     return torch.stack(ended, -1).gather(1, (part.items >= 0).sum(-1, keepdim=True)).squeeze(-1)
 
 
-def _passages(part: Bucket, given: Tensor | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _passages(part: Bucket) -> list[tuple[Tensor, Tensor, Tensor]]:
     """For each size, the subsets A of the items (A, size), and log-probabilities (M, A, L) of reaching each and of
     stopping there.
 
-    Where rules or interaction depend on the latest pick it is part of the state, one of L = size; else L = 1. The set
-    ``given`` (M, m) was picked before.
+    Where rules or interaction depend on the latest pick it is part of the state, one of L = size; else L = 1.
     """
-    items, n = part.items, part.pot.num_candidates
-    latest = _order_matters(part.pot, part.rules)
-    lattice = _lattice(items.shape[1], latest)
-    padded = torch.nn.functional.pad(items, (0, 1), value=-1)
-    picks = padded[:, lattice.picks.to(items.device)]  # (M, K, k), the latest last
-    last = picks[..., -1] if latest and items.shape[1] else items.new_full(picks.shape[:2], -1)
-    if given is not None:
-        picks = torch.cat([given.unsqueeze(1).expand(-1, picks.shape[1], -1), picks], -1)
-    log_probs = part.log_probs(_subset_states(part, lattice, picks), picks, last)
-    choices = torch.nn.functional.pad(items, (0, 1), value=n).unsqueeze(1)  # (M, 1, k+1), the stop last
-    step = log_probs.gather(2, choices.clamp(min=0).expand(-1, picks.shape[1], -1)).masked_fill(choices < 0, -torch.inf)
-    steps = step.split(lattice.counts, 1)
+    rows, count = part.items.shape
+    lattice = _lattice(count, _order_matters(part.pot, part.rules), part.items.device)
+    pieces = part.pieces(len(lattice.picks), CHUNK if part.items.is_cuda else CACHED)
+    step = torch.cat([_step(piece, lattice) for piece in pieces])  # (M, K, k+1)
+    parts = step.flatten(1).index_select(1, lattice.steps).split(lattice.counts, 1)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
-    reach = step
-    for (members, before), now in zip(lattice.sizes, steps, strict=True):
-        size = members.shape[1]
-        if size:
-            through = (reach.unsqueeze(-1) + step).transpose(2, 3)  # (M, ·, k+1, L)
-            arrive = through[:, before.to(items.device), members.to(items.device)]  # (M, A, size, L)
-            reach = logsumexp(arrive if latest else arrive.flatten(2).unsqueeze(2))  # (M, A, L)
-        width = now.shape[1] // len(members)
-        step = now.view(len(items), len(members), width, now.shape[-1])  # (M, A, L, k+1)
-        reach = reach if size else torch.zeros_like(step[..., 0])
-        found.append((members.to(items.device), reach, step[..., -1]))
+    reach = step.new_zeros(rows, 1)
+    for level, (arrive, stop) in zip(lattice.levels, zip(parts[::2], parts[1::2], strict=True), strict=True):
+        if level.members.shape[1]:
+            ways = reach.index_select(1, level.before) + arrive
+            reach = logsumexp(ways.view(rows, stop.shape[1], ways.shape[1] // stop.shape[1]))  # (M, A·L)
+        shape = (rows, len(level.members), stop.shape[1] // len(level.members))
+        found.append((level.members, reach.view(shape), stop.view(shape)))
     return found
+
+
+def _step(part: Bucket, lattice: Lattice) -> Tensor:
+    """(M, K, k+1) log-probabilities of each of the items, and of the stop, after each of the K states."""
+    items, (rows, count) = part.items, part.items.shape
+    picks = pad(items, (0, 1), value=-1).index_select(1, lattice.picks.flatten()).view(rows, *lattice.picks.shape)
+    last = picks[..., -1] if lattice.latest and count else items.new_full(picks.shape[:2], -1)
+    picks = torch.cat([part.given.unsqueeze(1).expand(-1, picks.shape[1], -1), picks], -1)
+    interaction = part.pot.interaction
+    if lattice.latest or not isinstance(interaction, Additive):
+        state = interaction.after(part.flat(picks))
+    else:  # the sums over all subsets, by doubling: with every item i, those of A and of A ∪ i
+        given, each = part.flat(part.given.unsqueeze(1)), part.flat(items.unsqueeze(1))
+        sums = []
+        for total, steps in zip(interaction.after(given), interaction.steps(each), strict=True):
+            total = total.unsqueeze(2)  # (B, M', 1, ·)
+            for i in range(count):
+                total = torch.cat([total, total + steps[:, :, i : i + 1]], 2)
+            sums.append(total.flatten(1, 2))
+        state = tuple(sums)
+    choices = pad(items, (0, 1), value=part.pot.num_candidates).unsqueeze(1)  # (M, 1, k+1), the stop last
+    return part.log_probs_of(choices, state, picks, last)
+
+
+@dataclass(frozen=True)
+class Level:
+    """The subsets A of one size: their ``members`` (A, size), and the positions ``before`` (A·size·L,) of A∖i among the
+    states one smaller."""
+
+    members: Tensor
+    before: Tensor
 
 
 @dataclass(frozen=True)
 class Lattice:
-    """The K subsets of k items, by size; with the latest pick as part of the state, one copy for each latest pick.
+    """The K states of a process that picks k items: subsets as bit masks, or subset and ``latest`` pick, by size.
 
-    ``picks`` (K, k) holds the indices of their items, the latest last, padded in front with k; ``sizes`` the members
-    (A, size) of every subset A and the positions (A, size) of A∖i among the subsets one smaller; ``counts`` how many of
-    the K have each size; ``codes`` (2^k,) the subsets as bit masks.
+    ``picks`` (K, k) holds the indices of their items, a latest one last, padded with k. ``steps`` are the entries of
+    the log-probabilities (K, k+1) that lead to and that end in each level, ``counts`` how many.
     """
 
+    latest: bool
     picks: Tensor
-    sizes: list[tuple[Tensor, Tensor]]
+    levels: list[Level]
+    steps: Tensor
     counts: list[int]
-    codes: Tensor
 
 
 @cache
-def _lattice(items: int, latest: bool) -> Lattice:
+def _lattice(items: int, latest: bool, device: torch.device) -> Lattice:
     codes = torch.arange(2**items)
     inside = (codes.unsqueeze(-1) >> torch.arange(items)) & 1 == 1  # (2^k, k)
     place = torch.zeros_like(codes)
-    sizes, picks, ranked = [], [], []
+    picks = [torch.arange(items).where(inside, items)] if not latest else []
+    levels, steps = [], []
+    states = torch.zeros(1, 0, dtype=torch.long)
     for size in range(items + 1):
         here = (inside.sum(-1) == size).nonzero().squeeze(-1)  # (A,)
-        place[here] = torch.arange(len(here))
         members = inside[here].nonzero()[:, 1].view(len(here), size)
-        sizes.append((members, place[here.unsqueeze(-1) - (1 << members)]))
-        ranked.append(here)
-        states = members
-        if latest and size:  # a copy with each member last
-            turns = (torch.arange(size) + torch.arange(1, size + 1).unsqueeze(-1)) % size  # (size, size)
-            states = members[:, turns].flatten(0, 1)
-        picks.append(torch.nn.functional.pad(states, (items - size, 0), value=items))
-    return Lattice(torch.cat(picks), sizes, [len(part) for part in picks], torch.cat(ranked))
-
-
-def _subset_states(part: Bucket, lattice: Lattice, picks: Tensor) -> State:
-    """The states after ``picks`` (M, K, ·): the given items, then a subset of the lattice."""
-    interaction = part.pot.interaction
-    if not isinstance(interaction, Additive) or len(lattice.codes) < picks.shape[1]:
-        return interaction.after(part.flat(picks))
-    # The sums over all subsets, by doubling: with every item i, those of A and of A ∪ i.
-    count = part.items.shape[1]
-    items = part.flat(part.items.unsqueeze(1))  # (B, M', k)
-    given = part.flat(picks[:, :1, : picks.shape[2] - count])
-    state = []
-    for before, steps in zip(interaction.after(given), interaction.steps(items), strict=True):
-        total = before.unsqueeze(2)  # (B, M', 1, ·)
-        for i in range(count):
-            total = torch.cat([total, total + steps[:, :, i : i + 1]], 2)
-        state.append(total[:, :, lattice.codes.to(total.device)].flatten(1, 2))
-    return tuple(state)
+        among = place[here.unsqueeze(-1) - (1 << members)]  # (A, size)
+        position = torch.arange(states.numel()).view(states.shape)[among]  # (A, size, L)
+        arrive = states[among] * (items + 1) + members.unsqueeze(-1)
+        place[here] = torch.arange(len(here))
+        states = here.unsqueeze(-1)  # (A, L)
+        if latest:
+            # A copy with each member last.
+            turns = (torch.arange(size) + torch.arange(1, size + 1).unsqueeze(-1)) % max(size, 1)  # (size, size)
+            ordered = members[:, turns].flatten(0, 1) if size else members
+            states = (torch.arange(len(ordered)) + sum(map(len, picks))).view(len(here), -1)
+            picks.append(pad(ordered, (items - size, 0), value=items))
+        levels.append(Level(members.to(device), position.flatten().to(device)))
+        steps += [arrive.flatten(), states.flatten() * (items + 1) + items]
+    return Lattice(latest, torch.cat(picks).to(device), levels, torch.cat(steps).to(device), [len(s) for s in steps])
 
 
 # ------------------------------------------------------------------------------------------- orders of a set
@@ -468,8 +533,7 @@ def _draw_orders(part: Bucket, samples: int, proposal: str, generator: torch.Gen
     taken = slots < 0
     for t in range(count):
         last = orders[..., t - 1] if t else items.new_full(log_q.shape, -1)
-        onward = part.log_probs(state, orders, last).gather(2, slots.clamp(min=0))  # (M, S, k)
-        onward = onward.masked_fill(taken, -torch.inf)
+        onward = part.log_probs_of(slots, state, orders, last).masked_fill(taken, -torch.inf)  # (M, S, k)
         dead = (onward == -torch.inf).all(-1, keepdim=True)  # impossible or complete: the order is arbitrary
         confined = torch.where(dead & (~taken | taken.all(-1, keepdim=True)), 0.0, onward).log_softmax(-1)
         noise = torch.empty_like(confined).exponential_(generator=generator)
@@ -492,7 +556,7 @@ def _posterior(part: Bucket, samples: int, generator: torch.Generator | None) ->
         return items.unsqueeze(1), weight
     whole = part.pot.interaction.depends_on == "order"
     if not whole and count <= SUBSET_LIMIT:
-        orders = items[:, _lattice(count, True).picks[-count:].to(items.device)]  # (M, k, k)
+        orders = items[:, _lattice(count, True, items.device).picks[-count:]]  # (M, k, k)
         weight = _passages(part)[-1][1][:, 0]
     else:
         log_q: Tensor | float = 0.0
