@@ -144,7 +144,7 @@ def _nll_backward(g_picks: Tensor, g_stop: Tensor | None, *saved: Any) -> list[T
         nll_backward_keys[grid](*arguments, g_picks, g_stop, *of_candidates, **options)
     part = min(tile.hidden, 64)
     nll_contexts_backward[(batch, -(-hidden // part))](
-        *(d_query, d_ends, query, *_strided(stop_key), order, d_values, d_stop, *(d_stop_key or [None])),
+        *(d_query, d_ends, query, *_strided(stop_key), order, d_values, d_stop, d_stop_key[0] if d_stop_key else None),
         *(candidates, *order.shape[1:], hidden, hidden**-0.5, d_ends.numel(), tile.split),
         DEEP=part,
         STEPS=STEPS,
