@@ -209,7 +209,8 @@ def one_of_scale(method: str, n: int, device: str | None) -> dict[str, Any]:
     seconds, cpu = time.perf_counter() - start, time.process_time() - before
     groups = len(set((found % 1000).tolist()))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"picks": len(found), "groups": groups, "seconds": seconds, "cpu_seconds": cpu, "peak_gib": peak}
+    gpu = {"peak_gpu_gib": torch.cuda.max_memory_allocated() / 2**30} if device else {}
+    return {"picks": len(found), "groups": groups, "seconds": seconds, "cpu_seconds": cpu, "peak_gib": peak, **gpu}
 
 
 def scale(out: dict[str, Any], write: Callable[[], None], options: argparse.Namespace) -> None:

@@ -97,7 +97,7 @@ def distance_features(d: Tensor, mask: Tensor, ridges: tuple[float, ...] = RIDGE
 
 
 def _neighbours(d: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances (B, N, N), ∞ to itself and to padding, ascending; of every item how many are nearer, 0 for those at ∞."""
+    """Distances (B, N, N), ∞ to itself and to padding: ascending, and of every item how many are nearer, 0 at ∞."""
     if d.is_cuda or torch.compiler.is_compiling():
         near, order = d.sort(-1)
     else:  # NumPy's takes a quarter of the time
@@ -183,7 +183,8 @@ def _projections(gram: Tensor, both: Tensor, ridges: tuple[float, ...]) -> Tenso
         inverse = half.transpose(-1, -2) @ half
     else:
         inverse = torch.cholesky_inverse(factor)
-    return (identity - ridge * inverse).float() * both.unsqueeze(1)
+    projected: Tensor = (identity - ridge * inverse).float() * both.unsqueeze(1)
+    return projected
 
 
 def _cosine(gram: Tensor) -> Tensor:
@@ -252,8 +253,9 @@ class _EdgeUpdate(nn.Module):
             e.baddbmm_(out, hidden.transpose(1, 2)).add_(self.out.bias.unsqueeze(-1))
 
 
-def _mixed(layer: nn.Linear, x: Tensor) -> Tensor:
-    """The layer over the channels of (B, C, P)."""
+def _mixed(layer: nn.Module, x: Tensor) -> Tensor:
+    """The linear layer over the channels of (B, C, P)."""
+    assert isinstance(layer, nn.Linear)
     return torch.baddbmm(layer.bias.unsqueeze(-1), layer.weight.expand(len(x), -1, -1), x)
 
 
@@ -433,7 +435,7 @@ class DistanceModel(nn.Module):
         return h, same
 
     def _layers_in_place(self, h: Tensor, edges: Tensor, mask: Tensor, pairs: Pairs) -> tuple[Tensor, list[Tensor]]:
-        """The same for (B, E, P), in parts that stay in the cache of a CPU, with no transposing between them and (N, N)."""
+        """The same for (B, E, P), in parts that stay in the cache of a CPU; nothing is transposed on the way."""
         first, _, second = self.edge
         hidden = torch.zeros_like(mask, dtype=h.dtype).masked_fill_(~mask, -1e4)[:, None, None]
         e = [_mixed(second, _mixed(first, edges[..., part]).relu_()) for part in pairs.parts(len(h))]
@@ -441,5 +443,6 @@ class DistanceModel(nn.Module):
             biases = torch.cat([_mixed(to_bias, part) for part in e], 2).split(self.heads, 1)
             for layer, bias in zip((one, two), biases, strict=True):
                 h = layer(h, pairs.square(bias).add_(hidden))
+            assert isinstance(update, _EdgeUpdate)
             update.in_place(h, e, mask, pairs)
         return h, [torch.cat([_mixed(self.same, _normed(self.edge_norm, part)) for part in e], 2).squeeze(1)]
