@@ -517,3 +517,50 @@ def test_several_arguments() -> None:
     torch.testing.assert_close(run(other, mask).unary, head(other, mask).unary)
     with pytest.raises(ValueError, match="input: expected 2 arguments as in the example, got 1"):
         run(other)
+
+
+class Bags(Model):
+    def forward(self, features: Tensor, mask: Tensor) -> cpl.Selection:  # type: ignore[override]
+        return super().forward(Pair(features, mask))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["lowrank", "contextual", "coverage", "recent"])
+def test_buckets_select_as_eager_does_at_any_size(kind: str, dtype: torch.dtype) -> None:
+    net = Bags(kind=kind).eval().to(DEVICE)
+    run = cpl.compile_for_inference(net, *pair(3, 12), dtype=dtype, buckets=(32, 4, 16))
+    plain = cpl.compile_for_inference(net, *pair(3, 12), dtype=dtype)
+    for pads in (True, run.pads):  # as on CUDA, and as on this device  # type: ignore[attr-defined]
+        run.pads = pads  # type: ignore[attr-defined]
+        for batch, n in ((3, 12), (1, 1), (2, 4), (3, 5), (3, 16), (1, 17), (2, 32), (3, 3), (1, 12)):
+            given = pair(batch, n)
+            found, expected = run(*given), plain.like(*given)(*given)  # type: ignore[attr-defined]
+            assert found.indices.equal(expected.indices)
+            assert found.lengths.equal(expected.lengths)
+            assert found.num_candidates == n
+            assert found.mask().equal(expected.mask())
+            near = 1e-5 if dtype == torch.float32 else 1e-2
+            torch.testing.assert_close(found.log_prob, expected.log_prob, rtol=near, atol=near)
+            torch.testing.assert_close(found.step_log_prob, expected.step_log_prob, rtol=near, atol=near)
+    assert sorted(run.graphs) == [4, 16, 32]  # type: ignore[attr-defined]
+
+
+def test_what_does_not_fit_the_buckets_is_refused() -> None:
+    net = Bags().eval().to(DEVICE)
+    run = cpl.compile_for_inference(net, *pair(3, 12), buckets=[16])
+    with pytest.raises(ValueError, match=r"at most 3 rows, .* of 16 candidates, .*, got a bool tensor of shape \(4, 2\)"):
+        run(*pair(4, 2))
+    with pytest.raises(ValueError, match="at most 3 rows"):
+        run(*pair(1, 17))
+    with pytest.raises(ValueError, match=r"expected the arguments features \(B, N, d\) and mask \(B, N\)"):
+        run(pair().features)
+    with pytest.raises(ValueError, match="which padding needs"):
+        cpl.compile_for_inference(net, pair(), buckets=[16])
+    with pytest.raises(ValueError, match="buckets: expected an integer of at least 1, got int 0"):
+        cpl.compile_for_inference(net, *pair(), buckets=[0, 3])
+    with pytest.raises(ValueError, match="buckets: expected numbers of candidates"):
+        cpl.compile_for_inference(net, *pair(), buckets=())
+    padded = cpl.compile_for_inference(net.head, torch.zeros(1, 3, 16, device=DEVICE), pair(1, 3).mask, buckets=[4])
+    padded.pads = True  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="a model that returns a Selection, got Potentials"):
+        padded(torch.zeros(1, 3, 16, device=DEVICE), pair(1, 3).mask)

@@ -1,4 +1,4 @@
-"""A whole prediction as one CUDA graph: encoder, head and decoding for fixed shapes.
+"""A whole prediction as one CUDA graph: encoder, head and decoding, for fixed shapes or a few sizes padded up to.
 
 At batch 1 kernel launches dominate: hundreds of small kernels, a few microseconds of host time each. A captured graph
 replays them in one launch.
@@ -6,19 +6,21 @@ replays them in one launch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy as shallow
 from copy import deepcopy
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from torchcpl.checks import check_choice, describe
+from torchcpl.checks import check_choice, check_count, describe
 from torchcpl.kernels.pairs import pairs
+from torchcpl.potentials import Selection
 
 WARM_UPS = 3  # eager runs before the capture, for compilation and workspaces
 HALVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that autocast computes in the smaller dtype
@@ -30,7 +32,8 @@ def compile_for_inference(
     dtype: torch.dtype = torch.float32,
     precise: bool = True,
     copy: bool = True,
-) -> Compiled:
+    buckets: Sequence[int] | None = None,
+) -> Callable[..., Any]:
     """``model(*example)`` for inputs of the example's shapes, on CUDA as one captured graph.
 
     ``model`` is a module in evaluation mode, a method of one (``model.select``) or a function. Its arguments, one or
@@ -52,13 +55,73 @@ def compile_for_inference(
 
     Results are copies; ``copy=False`` returns the graph's own memory, which the next call overwrites.
 
-    On the CPU nothing is captured: the model is called with the same checks and without gradients.
+    ``buckets``, for a ``model(features, mask)`` to a ``Selection``: any number of candidates up to the largest bucket,
+    and any batch up to the example's. Inputs are padded up to the next bucket, ``mask`` False, and the selection is cut
+    back; each bucket is one graph, captured when it is first needed.
+
+    On the CPU nothing is captured or padded: the model is called with the same checks and without gradients.
 
     >>> head = torch.nn.Linear(8, 2).eval()
     >>> compile_for_inference(head, torch.zeros(3, 8))(torch.ones(3, 8)).shape
     torch.Size([3, 2])
     """
+    if buckets is not None:
+        return Bucketed(partial(compile_for_inference, model, dtype=dtype, precise=precise, copy=copy), example, buckets)
     return Compiled(model, example, dtype, precise, copy)
+
+
+class Bucketed:
+    """``model(features, mask)`` for any number of candidates up to the largest of ``buckets``: one graph for each."""
+
+    def __init__(self, compile: Callable[..., Compiled], example: tuple[Any, ...], buckets: Sequence[int]) -> None:
+        if not isinstance(buckets, list | tuple) or not buckets:
+            raise ValueError(f"buckets: expected numbers of candidates, got {describe(buckets)}")
+        for size in buckets:
+            check_count("buckets", size, 1)
+        _check_bag(example)
+        self.buckets, self.batch = sorted(set(buckets)), len(example[0])
+        size, padded = self._padded(*example)
+        self.graphs = {size: compile(*padded)}
+        # Padding buys graphs that can be replayed; where nothing is captured it would only cost.
+        self.pads = example[0].device.type == "cuda"
+
+    def __call__(self, *given: Any) -> Selection:
+        _check_bag(given)
+        first = next(iter(self.graphs.values()))
+        size, padded = self._padded(*given)
+        if not self.pads:
+            return first.like(*given)(*given)  # type: ignore[no-any-return]
+        if size not in self.graphs:
+            self.graphs[size] = first.like(*padded)
+        return _cut(self.graphs[size](*padded), *given[1].shape)
+
+    def _padded(self, features: Tensor, mask: Tensor) -> tuple[int, tuple[Tensor, Tensor]]:
+        """The bucket, and the arguments padded up to it and to the example's batch."""
+        batch, n = mask.shape
+        if batch > self.batch or n > self.buckets[-1]:
+            room = f"at most {self.batch} rows, as the example has, of {self.buckets[-1]} candidates, the last bucket"
+            raise ValueError(f"input: expected {room}, got {describe(mask)}")
+        size = next(bucket for bucket in self.buckets if bucket >= n)
+        more, rows = size - n, self.batch - batch
+        return size, (pad(features, (0, 0, 0, more, 0, rows)), pad(mask, (0, more, 0, rows)))
+
+
+def _check_bag(given: tuple[Any, ...]) -> None:
+    features, mask = given if len(given) == 2 else (None, None)
+    shaped = isinstance(features, Tensor) and isinstance(mask, Tensor) and mask.dtype == torch.bool
+    if not shaped or features.dim() != 3 or mask.shape != features.shape[:2]:  # type: ignore[union-attr]
+        raise ValueError(
+            "buckets: expected the arguments features (B, N, d) and mask (B, N), True = real, which padding needs, "
+            f"got {', '.join(map(describe, given)) or 'none'}"
+        )
+
+
+def _cut(found: Any, batch: int, n: int) -> Selection:
+    """The selection of the first ``batch`` rows among ``n`` candidates: padding comes last and is never picked."""
+    if not isinstance(found, Selection):
+        raise ValueError(f"buckets: expected a model that returns a Selection, got {describe(found)}")
+    cut = found.map(lambda part: part[:batch, : min(part.shape[1], n)] if part.dim() > 1 else part[:batch])
+    return replace(cut, num_candidates=n)
 
 
 class Compiled:
@@ -78,9 +141,7 @@ class Compiled:
         self.copy = copy
         self.dtype = dtype
         self.arguments = len(given)
-        example = self._packed(given)
-        self.leaves = dict(leaves(example))
-        devices = {leaf.device for leaf in self._tensors()}
+        devices = {leaf.device for _, leaf in leaves(given) if isinstance(leaf, Tensor)}
         if len(devices) != 1:
             raise ValueError(
                 f"example: expected tensors on one device, got {sorted(map(str, devices)) or 'no tensors'}"
@@ -91,6 +152,17 @@ class Compiled:
         if dtype == torch.bfloat16 and self.device.type == "cuda":
             paired = precise and module is not None and _inside(module, "paired")
             self.products = "highest" if paired else "high"
+        self._bind(given)
+
+    def like(self, *example: Any) -> Compiled:
+        """The same model, with the same weights, for inputs of another example's shapes."""
+        new = shallow(self)
+        new._bind(example)
+        return new
+
+    def _bind(self, given: tuple[Any, ...]) -> None:
+        example = self._packed(given)
+        self.leaves = dict(leaves(example))
         self.captured: Captured | None = None
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
@@ -117,9 +189,6 @@ class Compiled:
         if len(given) != self.arguments:
             raise ValueError(f"input: expected {self.arguments} arguments as in the example, got {len(given)}")
         return given[0] if self.arguments == 1 else given
-
-    def _tensors(self) -> list[Tensor]:
-        return [leaf for leaf in self.leaves.values() if isinstance(leaf, Tensor)]
 
     def _run(self, given: Any) -> Any:
         half = self.dtype != torch.float32
