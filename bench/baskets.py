@@ -33,7 +33,7 @@ from torchcpl.train import fit
 
 BENCHMARK = BasketsBenchmark()
 LOWRANK = "CPL (lowrank)"
-NONSYMMETRIC = {"split": "random", "valid_baskets": 300, "test_baskets": 2000}  # Gartrell et al. 2021
+NONSYMMETRIC: dict[str, Any] = {"split": "random", "valid_baskets": 300, "test_baskets": 2000}  # Gartrell et al. 2021
 SECONDS = {METHODS["pointer"]: 3.6, METHODS["cpl"]: 2.5, LOWRANK: 1.4}  # per kB of training baskets, about
 
 
@@ -60,7 +60,7 @@ class Job:
 def plan(folder: Path, seeds: int, only: list[str]) -> list[Job]:
     """All runs, the longest first."""
     shops = sorted(path.name.removesuffix(".train.txt") for path in folder.glob("*.train.txt"))
-    methods = {method: {"method": method} for method in METHODS}
+    methods: dict[str, dict[str, Any]] = {method: {"method": method} for method in METHODS}
     methods["pointer"] |= {"epochs": 20, "validate_every": 4}
     methods["lowrank"] = {"method": "cpl", "kind": "lowrank"}
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import hypotheses, performance
+from bench import baskets, hypotheses, performance
 from bench.claims import claims, find, ratio
+from torchcpl.config import override
 from torchcpl.files import read_json, write_json
 from torchcpl.provenance import run_info
+from torchcpl.tables import summarise
 
 
 def row(work: str, variant: str, ms: float, **more: Any) -> dict[str, Any]:
@@ -68,3 +71,22 @@ def test_ways_to_find_several_answers_are_compared(tmp_path: Path, monkeypatch: 
     found = read_json(tmp_path / "ways.json")
     assert [row["way"] for row in found["sets"]][:2] == ["cpl.hypotheses", "beams, merged"]
     assert all(0 <= row["covered"] <= 1.001 for name in ("sets", "paths") for row in found[name])
+
+
+def test_baskets_go_on_from_their_file(tmp_path: Path) -> None:
+    """Seeds are added one at a time as if they were summarised together; what has other options is measured again."""
+    (tmp_path / "toys.train.txt").write_text("0 1\n")
+    jobs = [job for job in baskets.plan(tmp_path, 3, []) if job.config.method == "dpp"]
+    scores = [{"log_likelihood": value, "auc": None} for value in (-3.0, -1.0, -2.5)]
+    for job, found in zip(jobs, scores, strict=True):
+        results = baskets.Results(tmp_path / "found.json", jobs)
+        assert [results.has(other) for other in jobs] == [other.config.seed < job.config.seed for other in jobs]
+        results.add(job, {"scores": found})
+        results.write()
+    (row,) = read_json(tmp_path / "found.json")["rows"]
+    assert (row["seeds"], row["origin"], row["options"]) == ([0, 1, 2], [0, 0, 0], {"method": "dpp"})
+    found = summarise(scores)
+    assert found.keys() <= row.keys()
+    assert {name: row[name] for name in found} == pytest.approx(found)
+    changed = [replace(job, config=override(job.config, lr=1.0)) for job in jobs]
+    assert not any(map(baskets.Results(tmp_path / "found.json", changed).has, changed))

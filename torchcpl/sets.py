@@ -322,7 +322,7 @@ class Bucket:
         return step_log_probs(self.pot, state, history, self.rules).view(*last.shape, self.pot.num_candidates + 1)
 
     def log_probs_of(self, choices: Tensor, state: State, picks: Tensor, last: Tensor) -> Tensor:
-        """Those (M, K, C) of ``choices`` (M, 1 or K, C) alone, −inf where −1; all must be zero or unused where picked.
+        """Those (M, K, C) of ``choices`` (M, 1 or K, C) alone, −inf where −1 or picked.
 
         Without special rules only the logits of the picks are masked, in place, and not those of all candidates.
         """
