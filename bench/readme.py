@@ -159,9 +159,10 @@ def baskets_speed() -> str:
     """Training and exact likelihoods, in a sentence each."""
     found, sets = (read_json(ROOT / "results" / name) for name in ("baskets.json", "sets-cpu.json"))
     row = next(row for row in found["rows"] if (row["dataset"], row["method"]) == ("apparel", "CPL"))
+    devices = " and ".join(dict.fromkeys(found["origins"][place]["device"] for place in row["origin"]))
     return (
         f"Training apparel ({row['items']:.0f} items, 40 epochs) takes {row['train_seconds']:.0f} s on one core "
-        f"({found['device']}, with others busy). `set_nll`, exact for {sets['batch']} sets of {sets['size']} out of "
+        f"({devices}, with others busy). `set_nll`, exact for {sets['batch']} sets of {sets['size']} out of "
         f"{sets['items']} items, is {sets['loop_seconds'] / sets['seconds']:.0f} times as fast as a loop over the "
         f"subsets of each, and {sets['batched_seconds'] / sets['seconds']:.1f} times as fast as that loop batched over "
         "the sets (`python -m bench.sets`, one run, one core)."

@@ -287,7 +287,7 @@ def _add_predict(verbs: Any) -> None:
         "  torchcpl predict runs/subsets-cpl-s0 bags.parquet --column bag --engine ray --workers 8 --out picks.json",
     )  # fmt: skip
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
-    said = "features in .npy or .npz; scenes in .npz, a lane map; Parquet, a file or a folder"
+    said = "features in .npy or .npz; scenes in .npz, a lane map; baskets in .txt; Parquet, a file or a folder"
     sub.add_argument("file", type=Path, metavar="FILE", help=said)
     sub.add_argument("--out", type=Path, metavar="FILE", help="picks.json or picks.csv (default: JSON to the terminal)")
     said = "also write an interactive page of the first example (not for Parquet)"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchcpl.tasks.baskets.data import PARTS, Baskets, load_baskets
+from torchcpl.tasks.baskets.data import PARTS, Baskets, load_baskets, read_parts
 
 
 def shop(folder: Path, items: str | None = "ball\nbib\ncot\n", **parts: str) -> str:
@@ -99,3 +99,13 @@ def test_the_registries(shared_data: Path) -> None:
     found = load_baskets(str(shared_data / "baby-registries" / "gifts"))
     assert (found.num_items, len(found.train), len(found.valid), len(found.test)) == (16, 2777, 397, 794)
     assert found.names[2] == "Gift Cards"
+
+
+def test_parts_of_baskets(tmp_path: Path) -> None:
+    (tmp_path / "new.txt").write_text("4 0 2\n")
+    assert [part.tolist() for part in read_parts(tmp_path / "new.txt")] == [[4, 0, 2]]
+    (tmp_path / "new.txt").write_text("jam\n")
+    with pytest.raises(ValueError, match=r"new\.txt: expected numbers of items, or their names in .*new\.items\.txt"):
+        read_parts(tmp_path / "new.txt")
+    (tmp_path / "new.items.txt").write_text("bread\njam\n")
+    assert [part.tolist() for part in read_parts(tmp_path / "new.txt")] == [[1]]

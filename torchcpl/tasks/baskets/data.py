@@ -171,8 +171,13 @@ def _tell_unseen(parts: dict[str, list[list[int]]], names: list[str], files: dic
 def read_parts(path: Path) -> list[Tensor]:
     """The parts of baskets in a file, each (m,): by number, or by the names in NAME.items.txt beside NAME.….txt."""
     lines = read_lines(path)
-    names = _read_names(path.with_name(path.name.split(".")[0] + ".items.txt"))
-    return [torch.tensor(row) for row in read_sets(lines, names or vocabulary(lines), len(names or lines), path)]
+    file = path.with_name(path.name.split(".")[0] + ".items.txt")
+    names = _read_names(file)
+    if names is None:
+        names = vocabulary(lines)
+        if not all(name.isdigit() for name in names):  # which number a name has, only the file can tell
+            raise ValueError(f"{path}: expected numbers of items, or their names in {file}, got {names[0]!r}")
+    return [torch.tensor(row) for row in read_sets(lines, names, len(names), path)]
 
 
 def _read_names(path: Path) -> list[str] | None:
