@@ -188,12 +188,19 @@ def latency() -> str:
 def same_picks() -> str:
     """On how many inputs all ways pick alike, in a sentence."""
     rows = read_json(ROOT / "results" / "export-parity.json")["rows"]
-    graphs = max(row.get("graphs", 0) for row in rows)
+    graphs, inputs = max(row.get("graphs", 0) for row in rows), rows[0]["inputs"]
     return (
-        f"On {rows[0]['inputs']} random inputs of 20 sizes for each of {len({row['kind'] for row in rows})} kinds, the "
-        f"picks are those of eager in at least {min(row['same'] for row in rows)}, log-probabilities within "
-        f"{max(row['apart'] for row in rows):.0e}; `torch.compile(dynamic=True, fullgraph=True)` makes {graphs} graphs "
-        "in all, one of them for batch 1 ([`results/export-parity.json`](../results/export-parity.json))."
+        f"On {inputs} inputs of 22 sizes for each of {len({row['kind'] for row in rows})} kinds, among them one candidate, "
+        "candidates that occur twice, a stop that comes first or never and rows that are all padding, the picks are "
+        f"greedy by eager's own logits in at least {min(row['same'] for row in rows)} of {inputs}, and those of eager "
+        f"itself in at least {inputs - max(row['ties'] for row in rows)}: of candidates that are equal, each way's "
+        "rounding prefers another (the pick misses the best by "
+        f"{max(row['missed'] for row in rows):.0e} of the logits at most). Log-probabilities are within "
+        f"{max(row['apart'] for row in rows):.0e}, {max(row['relative'] for row in rows):.0e} of their size. "
+        f"`torch.compile(dynamic=True, fullgraph=True)` makes at most {graphs} graphs for all of them, with "
+        "`torch.fx.experimental._config.backed_size_oblivious = True`; without that torch compiles a batch of one, a "
+        "single candidate and both at once again, four graphs in all "
+        "([`results/export-parity.json`](../results/export-parity.json))."
     )
 
 
