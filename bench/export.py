@@ -58,7 +58,8 @@ class Model(nn.Module):
         pot = self.head(features, mask)
         if not self.dense:
             return pot
-        return cpl.Potentials(pot.unary, pot.stop, cpl.Dense(pot.interaction.dense(), pot.interaction.dense_stop()), mask)
+        W = cpl.Dense(pot.interaction.dense(), pot.interaction.dense_stop())
+        return cpl.Potentials(pot.unary, pot.stop, W, mask)
 
     def forward(self, features: Tensor, mask: Tensor, stop_bias: Tensor) -> cpl.Selection:
         pot = self.potentials(features, mask)

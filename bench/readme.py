@@ -33,8 +33,8 @@ TABLES = {
     },
     "paths": {
         "paths-index.json": "Three nuScenes maps, the paper's split by index",
-        "paths-geography.json": "The same maps, reported on other areas than trained on",
-        "paths-geography-24.json": "The same, three seeds, 24 epochs",
+        "paths-geography.json": "The same maps, reported on other areas than trained on, with further scenes of more places",
+        "paths-geography-24.json": "The same without further scenes, 24 epochs",
         "paths-left-out.json": "Trained on two maps, reported on the third",
         "paths-hypotheses.json": "Six answers with probabilities, other areas than trained on",
     },

@@ -66,7 +66,8 @@ def compile_for_inference(
     torch.Size([3, 2])
     """
     if buckets is not None:
-        return Bucketed(partial(compile_for_inference, model, dtype=dtype, precise=precise, copy=copy), example, buckets)
+        compiled = partial(compile_for_inference, model, dtype=dtype, precise=precise, copy=copy)
+        return Bucketed(compiled, example, buckets)
     return Compiled(model, example, dtype, precise, copy)
 
 
