@@ -55,7 +55,7 @@ class Model(nn.Module):
         self.dense, self.options = kind == "dense", options
 
     def potentials(self, features: Tensor, mask: Tensor) -> cpl.Potentials:
-        pot = self.head(features, mask)
+        pot: cpl.Potentials = self.head(features, mask)
         if not self.dense:
             return pot
         W = cpl.Dense(pot.interaction.dense(), pot.interaction.dense_stop())
@@ -125,7 +125,8 @@ def short_of_best(model: Model, given: Input, picks: Tensor) -> float:
     features, mask, bias = given
     pot = model.potentials(features, mask).to(torch.float64)
     if isinstance(pot.interaction, cpl.Contextual):
-        object.__setattr__(pot.interaction, "network", deepcopy(pot.interaction.network).double())
+        network: Any = deepcopy(pot.interaction.network)
+        object.__setattr__(pot.interaction, "network", network.double())
     threshold, worst = model.options.get("stop_threshold"), 0.0
     live = torch.ones(len(picks), dtype=torch.bool)
     left = mask.clone()

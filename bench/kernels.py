@@ -201,7 +201,7 @@ def subsets_model(**options: Any) -> SubsetsModel:
 
 def predicting(select: Callable[[Any], Any], given: Any, dtype: torch.dtype) -> Callable[[], Work]:
     def make() -> Work:
-        run = cpl.compile_for_inference(select, given, dtype=dtype, copy=False)
+        run: Any = cpl.compile_for_inference(select, given, dtype=dtype, copy=False)
         return lambda: run._run(given)
 
     return make

@@ -33,7 +33,7 @@ TABLES = {
     },
     "paths": {
         "paths-index.json": "Three nuScenes maps, the paper's split by index",
-        "paths-geography.json": "The same maps, reported on other areas than trained on, with further scenes of more places",
+        "paths-geography.json": "The same maps, other areas than trained on, with further scenes to train on",
         "paths-geography-24.json": "The same without further scenes, 24 epochs",
         "paths-left-out.json": "Trained on two maps, reported on the third",
         "paths-hypotheses.json": "Six answers with probabilities, other areas than trained on",
@@ -190,11 +190,11 @@ def same_picks() -> str:
     rows = read_json(ROOT / "results" / "export-parity.json")["rows"]
     graphs, inputs = max(row.get("graphs", 0) for row in rows), rows[0]["inputs"]
     return (
-        f"On {inputs} inputs of 22 sizes for each of {len({row['kind'] for row in rows})} kinds, among them one candidate, "
-        "candidates that occur twice, a stop that comes first or never and rows that are all padding, the picks are "
-        f"greedy by eager's own logits in at least {min(row['same'] for row in rows)} of {inputs}, and those of eager "
-        f"itself in at least {inputs - max(row['ties'] for row in rows)}: of candidates that are equal, each way's "
-        "rounding prefers another (the pick misses the best by "
+        f"On {inputs} inputs of 22 sizes for each of {len({row['kind'] for row in rows})} kinds, among them one "
+        "candidate, candidates that occur twice, a stop that comes first or never and rows that are all padding, the "
+        f"picks are greedy by eager's own logits in at least {min(row['same'] for row in rows)} of {inputs}, and "
+        f"those of eager itself in at least {inputs - max(row['ties'] for row in rows)}: of candidates that are equal, "
+        "each way's rounding prefers another (the pick misses the best by "
         f"{max(row['missed'] for row in rows):.0e} of the logits at most). Log-probabilities are within "
         f"{max(row['apart'] for row in rows):.0e}, {max(row['relative'] for row in rows):.0e} of their size. "
         f"`torch.compile(dynamic=True, fullgraph=True)` makes at most {graphs} graphs for all of them, with "

@@ -65,16 +65,16 @@ def compile_for_inference(
     >>> compile_for_inference(head, torch.zeros(3, 8))(torch.ones(3, 8)).shape
     torch.Size([3, 2])
     """
-    if buckets is not None:
-        compiled = partial(compile_for_inference, model, dtype=dtype, precise=precise, copy=copy)
-        return Bucketed(compiled, example, buckets)
-    return Compiled(model, example, dtype, precise, copy)
+    compiled = partial(Compiled, model, dtype=dtype, precise=precise, copy=copy)
+    return compiled(example) if buckets is None else Bucketed(compiled, example, buckets)
 
 
 class Bucketed:
     """``model(features, mask)`` for any number of candidates up to the largest of ``buckets``: one graph for each."""
 
-    def __init__(self, compile: Callable[..., Compiled], example: tuple[Any, ...], buckets: Sequence[int]) -> None:
+    def __init__(
+        self, compile: Callable[[tuple[Any, ...]], Compiled], example: tuple[Any, ...], buckets: Sequence[int]
+    ) -> None:
         if not isinstance(buckets, list | tuple) or not buckets:
             raise ValueError(f"buckets: expected numbers of candidates, got {describe(buckets)}")
         for size in buckets:
@@ -82,7 +82,7 @@ class Bucketed:
         _check_bag(example)
         self.buckets, self.batch = sorted(set(buckets)), len(example[0])
         size, padded = self._padded(*example)
-        self.graphs = {size: compile(*padded)}
+        self.graphs = {size: compile(padded)}
         # Padding buys graphs that can be replayed; where nothing is captured it would only cost.
         self.pads = example[0].device.type == "cuda"
 

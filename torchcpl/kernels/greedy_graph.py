@@ -136,7 +136,8 @@ def _product(keys: Tensor, stop_key: Tensor | None, scores: Tensor) -> Callable[
 
     def product(query: Tensor) -> Tensor:
         with without_autocast(columns):
-            return query.to(columns.dtype) @ columns
+            found: Tensor = query.to(columns.dtype) @ columns
+            return found
 
     return product
 

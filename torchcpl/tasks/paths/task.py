@@ -424,7 +424,7 @@ def unseen(more: Scenes, scenes: Scenes, parts: Split, split: str) -> Ints:
     """Numbers of the scenes in ``more`` that show nothing held out or reported on; none of a map that is left out."""
     kept = apart(more, scenes.select(np.concatenate([parts.val, parts.held_out])))
     left_out = split.removeprefix(MAP) if split.startswith(MAP) else ""
-    kept = kept[np.array(more.maps)[more.map_index[kept]] != left_out]
+    kept = np.compress(np.array(more.maps)[more.map_index[kept]] != left_out, kept)
     if not len(kept):
         raise ValueError(f"extra: each of its {len(more)} scenes overlaps one that is held out or reported on")
     return kept
