@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import multiprocessing
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchcpl.tasks.paths import sampling
+from torchcpl.tasks.paths import sampling, scenes
 from torchcpl.tasks.paths.augment import flip
 from torchcpl.tasks.paths.lanes import Lane, LaneGraph, Line
 from torchcpl.tasks.paths.maps import load_map, load_maps, save_map
@@ -33,6 +35,7 @@ from torchcpl.tasks.paths.scenes import (
     split_by_index,
     split_by_map,
 )
+from torchcpl.train import on_signals
 
 # Enumeration.
 
@@ -365,6 +368,15 @@ def equal(a: Scenes, b: Scenes) -> None:
     for name in ("images", "paths", "lengths", "map_index", "poses"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
     assert a.maps == b.maps
+
+
+def test_a_worker_that_waits_ends_with_its_pool() -> None:
+    """Under a handler of SIGTERM, as the command line sets one: a worker that inherits it may never hear the signal."""
+    with (
+        on_signals(signal.default_int_handler, signal.SIGTERM),
+        multiprocessing.get_context("fork").Pool(2, scenes._start_worker, ([], 0, False)) as pool,
+    ):
+        assert pool.map(signal.getsignal, [signal.SIGTERM] * 4) == [signal.SIG_DFL] * 4
 
 
 def test_the_same_scenes_whatever_the_workers() -> None:

@@ -9,6 +9,7 @@ import io
 import math
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,6 +124,8 @@ def _made(roads: Sequence[Roads], count: int, seed: int, workers: int, cut: bool
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     with multiprocessing.get_context(method).Pool(workers, _start_worker, (roads, seed, cut)) as pool:
         yield pool.imap(_work, range(count), chunksize=16)
+        pool.close()
+        pool.join()
 
 
 _worker: tuple[Sequence[Roads], int, bool]  # the maps of a worker process
@@ -131,6 +134,9 @@ _worker: tuple[Sequence[Roads], int, bool]  # the maps of a worker process
 def _start_worker(roads: Sequence[Roads], seed: int, cut: bool) -> None:
     global _worker
     _worker = roads, seed, cut
+    # A handler inherited from the parent runs only between Python's instructions: a worker that waits for a lock would
+    # never hear the pool's SIGTERM, and the pool waits for the worker.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _work(index: int) -> Scene:
