@@ -82,6 +82,8 @@ def main() -> None:
         process.join()
         if not process.exitcode:
             return
+        if options.deadline - time.time() < options.seconds / 2:  # what there is was saved at the last validation
+            break
     raise SystemExit(f"the training failed with exit status {process.exitcode}")
 
 
@@ -108,7 +110,7 @@ class FoldsTask(PilesTask):
     def __init__(self, config: PilesConfig, names: list[str], out: Path) -> None:
         super().__init__(config)
         self.names, self.out, self.start = names, out, time.monotonic()
-        self.marks: dict[int, float] = {}
+        self.steps, self.marks = 0, dict[int, float]()
         left_out = [left_out_of(name) for name in names]
         if unknown := sorted(set().union(*left_out) - set(self.sets)):
             raise ValueError(f"names: expected general or some of {', '.join(self.sets)}, got {unknown[0]!r}")
@@ -119,6 +121,7 @@ class FoldsTask(PilesTask):
         return Folds(self.config, self.names)
 
     def batch(self, step: int) -> dict[str, Tensor]:
+        self.steps = step + 1
         if step in TIMED:  # just after the loop has waited for the device
             self.marks[step] = time.monotonic()
         return super().batch(step)
@@ -130,10 +133,13 @@ class FoldsTask(PilesTask):
         return batch
 
     def save(self, model: Any) -> None:
-        """NAME.safetensors for each."""
+        """NAME.safetensors for each, and training.json."""
         for name, one in zip(self.names, model.models, strict=True):
             said = {"recipe": "general", "leave_out": " ".join(left_out_of(name))}
             save_model(self.out / f"{name}.safetensors", one.net, **said)
+        seconds = round(time.monotonic() - self.start, 1)
+        keep = {"models": self.names, "step": self.steps, "seconds": seconds, "config": asdict(self.config)}
+        (self.out / "training.json").write_text(json.dumps(keep | {"info": run_info(seeds=[0])}, indent=1))
 
     def validate(self, model: Any) -> dict[str, float]:
         """Saves all models; the scores of the first."""
@@ -177,8 +183,8 @@ def train(options: argparse.Namespace, plain: bool) -> None:
             task.save(model)
         timer.cancel()
         history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
-    keep = {key: state[key] for key in ("finished", "metrics", "seconds", "peak_mib", "step")}
-    keep |= {"models": options.names, "config": asdict(config), "history": history, "info": run_info(seeds=[0])}
+    keep = json.loads((options.out / "training.json").read_text())
+    keep |= {"history": history, **{key: state[key] for key in ("metrics", "seconds", "peak_mib", "step")}}
     (options.out / "training.json").write_text(json.dumps(keep, indent=1))
     print(f"done: {state['step']} of {config.epochs * config.steps} steps in {state['seconds']:.0f} s", flush=True)
 
