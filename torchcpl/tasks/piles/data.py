@@ -164,7 +164,9 @@ def wide_labels(batch: int, items: int, classes: int, generator: torch.Generator
     shares = (skew * torch.randn(batch, most, generator=generator, device=device)).exp()
     shares = shares.masked_fill(torch.arange(most, device=device) >= k, 0)
     labels = torch.multinomial(shares, items, replacement=True, generator=generator)
-    size = (k + (items - k).clamp(min=0) * uniform(1).sqrt()).floor()
+    full = k + (items - k).clamp(min=0) * uniform(1).sqrt()
+    few = k * (items / k).clamp(min=1).pow(uniform(1))  # as often two members as twenty
+    size = torch.where(uniform(1) < 0.5, full, few).floor()
     return labels.masked_fill(torch.arange(items, device=device) >= size, -1)
 
 
@@ -277,6 +279,8 @@ def invented(labels: Tensor, rng: np.random.Generator, generator: torch.Generato
     where = labels.clamp(min=0).unsqueeze(-1).expand(-1, -1, latent)
     # Distance of two centres in standard deviations of a component along the line between them.
     apart = (uniform(batch, 1, 1) * math.log(4) + math.log(3)).exp()
+    if rng.random() < 0.15:
+        apart = apart * rng.uniform(1, 10)
     centres = normal(batch, most, latent) * apart / math.sqrt(2 * latent)
     if rng.random() < 0.25:  # groups of groups
         above = torch.randint(4, (batch, most, 1), generator=generator, device=device).expand(-1, -1, latent)
