@@ -1,52 +1,70 @@
-"""Train the selector that ships, and its twins that never saw one of the sets: `results/piles.json`.
+"""Train the selector that ships, and its twins that never saw some of the sets: `results/piles.json`.
 
-    python -m bench.piles --source FOLDER --out OUT --steps 1400
+    python -m bench.piles --source FOLDER --out OUT --seconds 420
     python -m bench.piles --source FOLDER --out OUT --summary results/piles.json --weights WEIGHTS.safetensors
 
-One training leaves out each of the sets, so that every set is tested by a model that never saw it; the tenth is the
-model of the package. They run side by side on one GPU. With ``--init`` they go on from weights in a folder, and what is
-tested is the mean of those before and after.
+Every set is tested by a model that never saw it: five folds leave out one or two unlike sets each, the sixth model,
+``general``, is that of the package. All are trained at once, on the same bags, each on those that it may see.
 
-A model is too sure of itself on a kind of data it never saw. How much to take off the stop's logit is chosen on the
-sets left out, for each on the eight others, for the model of the package on all nine.
+A model is too sure of itself on a kind of data it never saw. How far to trust the distances beyond the size of a pile,
+and how much to add to the stop's logit, is chosen on the sets left out: for each on the eight others, for the model of
+the package on all nine; with them on piles of well separated groups, whose number must stay right.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
+import signal
+import tempfile
+import threading
 import time
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from torchcpl.checkpoints import load_checkpoint
 from torchcpl.config import from_toml, override
-from torchcpl.encoders.distances import DistanceModel
+from torchcpl.encoders.distances import (
+    MOST_GROUPS,
+    DistanceModel,
+    distance_features,
+    distances,
+    greedy_hazard,
+    tempered_shift,
+)
 from torchcpl.files import write_json
 from torchcpl.provenance import run_info
 from torchcpl.select import load_model, save_model
-from torchcpl.tasks.piles.data import Rows, digits, fixed_bags, load_sets
-from torchcpl.tasks.piles.task import SHIFTS, Ahead, PilesConfig, PilesTask, count_classes, path, shifted_length
+from torchcpl.tasks.piles.data import Bags, digits, fixed_bags, load_sets
+from torchcpl.tasks.piles.task import SHIFTS, Ahead, PilesConfig, PilesModel, PilesTask, count_classes, shifted_length
 from torchcpl.train import fit
 
-SETS = ("cifar100", "clinc150", "hwu64", "letter", "mnist", "omniglot_small", "spoken_digits", "texture", "usps")
+FOLDS = ("cifar100+letter", "clinc150+mnist", "hwu64+texture", "spoken_digits+usps", "omniglot_small")
+SETS = tuple(sorted(name for fold in FOLDS for name in fold.split("+")))
 RECIPE = Path("torchcpl/tasks/piles/recipes/general.toml")
 BAGS = 100  # of each set in the final numbers
+TRUSTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+CLEAN = ((1, 12), (2, 50), (3, 20), (4, 10), (5, 12), (6, 20), (8, 12), (12, 8), (20, 8), (30, 5))  # groups, members
+TIMED = (40, 80)  # steps of a first run whose time says how many can be afforded
+RESERVE = 40.0  # seconds kept for the validations and the start of the second run
+F1_WORTH = 10.0  # as much count error as one of CluF1
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", help="folder of labelled .npz files")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=1400, help="of each training")
-    parser.add_argument("--names", nargs="+", default=["general", *SETS], help="general, or sets to leave out: a+b")
-    parser.add_argument("--init", type=Path, help="folder of NAME.safetensors to start from")
+    parser.add_argument("--steps", type=int, help="of the training; by default as many as the seconds allow")
+    parser.add_argument("--seconds", type=float, default=420.0, help="wall-clock limit of the training, all told")
+    parser.add_argument("--names", nargs="+", default=["general", *FOLDS], help="general, or sets to leave out: a+b")
     parser.add_argument("--options", default="{}", help="JSON of options other than the recipe's")
     parser.add_argument("--summary", type=Path, metavar="FILE.json", help="only put together what OUT holds")
     parser.add_argument("--weights", type=Path, help="with --summary: where to write the model of the package")
@@ -56,129 +74,248 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     if options.summary:
         write_json(options.summary, summary(options))
-    elif len(options.names) == 1:
-        train(options)
-    else:
-        running = {name: _start(name, options.out) for name in options.names}
-        for name, process in running.items():
-            if process.wait():  # tried again the plain way
-                print(f"{name} failed:\n{(options.out / f'{name}.log').read_text()[-800:]}", flush=True)
-                running[name] = _start(name, options.out, "--plain")
-        for name, process in running.items():
-            process.wait()
-            print((options.out / f"{name}.log").read_text()[-1500:])
+        return
+    options.deadline = time.time() + options.seconds
+    for plain in (options.plain, True):  # what fails with a CUDA graph is tried again without
+        process = multiprocessing.get_context("spawn").Process(target=train, args=(options, plain))
+        process.start()
+        process.join()
+        if not process.exitcode:
+            return
+        if options.deadline - time.time() < options.seconds / 2:  # what there is was saved at the last validation
+            break
+    raise SystemExit(f"the training failed with exit status {process.exitcode}")
 
 
-def _start(name: str, out: Path, *more: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "bench.piles", *sys.argv[1:], "--names", name, *more]
-    return subprocess.Popen(command, stdout=(out / f"{name}.log").open("a"), stderr=subprocess.STDOUT)
+# ---------------------------------------------------------------------------------------------- training
 
 
-def train(options: argparse.Namespace) -> None:
-    start, name, out = time.monotonic(), options.names[0], options.out
-    left_out = () if name == "general" else tuple(name.split("+"))
-    config = override(from_toml(PilesConfig, RECIPE), source=options.source, leave_out=left_out)
-    config = override(config, epochs=1, steps=options.steps)
-    if options.init:
-        config = override(config, init=str(options.init / f"{name}.safetensors"))
+class Folds(nn.Module):
+    """Models trained side by side on the same bags, each on those that it may see."""
+
+    def __init__(self, config: PilesConfig, names: list[str]) -> None:
+        super().__init__()
+        self.names, self.models = names, nn.ModuleList(PilesModel(config) for _ in names)
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        seen = batch["seen"].unbind(1)  # (B,) each
+        losses = [model({**batch, "seen": own}) for model, own in zip(self.models, seen, strict=True)]
+        first = {f"first {term}": loss for term, loss in losses[0].items()}
+        return {"loss": torch.stack([one["loss"] for one in losses]).sum(), **first}
+
+
+class FoldsTask(PilesTask):
+    """All sets in training, with the share of the bags that each of the models may see."""
+
+    def __init__(self, config: PilesConfig, names: list[str], out: Path) -> None:
+        super().__init__(config)
+        self.names, self.out, self.start = names, out, time.monotonic()
+        self.steps, self.marks = 0, dict[int, float]()
+        left_out = [left_out_of(name) for name in names]
+        if unknown := sorted(set().union(*left_out) - set(self.sets)):
+            raise ValueError(f"names: expected general or some of {', '.join(self.sets)}, got {unknown[0]!r}")
+        hidden = [[float(name in one) for one in left_out] for name in self.sets]
+        self.hidden = torch.tensor(hidden, device=self.device).view(len(self.sets), len(names))  # (S, F)
+
+    def build(self, pretrained: bool = True) -> Any:
+        return Folds(self.config, self.names)
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        self.steps = step + 1
+        if step in TIMED:  # just after the loop has waited for the device
+            self.marks[step] = time.monotonic()
+        return super().batch(step)
+
+    @torch.no_grad()
+    def draw(self, step: int) -> dict[str, Tensor]:
+        batch = super().draw(step)
+        batch["seen"] = batch.pop("drawn").float() @ self.hidden == 0  # (B, F)
+        return batch
+
+    def save(self, model: Any) -> None:
+        """NAME.safetensors for each, and training.json."""
+        for name, one in zip(self.names, model.models, strict=True):
+            said = {"recipe": "general", "leave_out": " ".join(left_out_of(name))}
+            save_model(self.out / f"{name}.safetensors", one.net, **said)
+        seconds = round(time.monotonic() - self.start, 1)
+        keep = {"models": self.names, "step": self.steps, "seconds": seconds, "config": asdict(self.config)}
+        (self.out / "training.json").write_text(json.dumps(keep | {"info": run_info(seeds=[0])}, indent=1))
+
+    def validate(self, model: Any) -> dict[str, float]:
+        """Saves all models; the scores of the first."""
+        self.save(model)
+        found = super().validate(model.models[0])
+        shown = {key: round(value, 3) for key, value in found.items() if "rec" not in key and "prec" not in key}
+        print(f"{time.monotonic() - self.start:.0f} s", json.dumps(shown), flush=True)
+        return found
+
+
+def left_out_of(name: str) -> list[str]:
+    return [] if name == "general" else name.split("+")
+
+
+def train(options: argparse.Namespace, plain: bool) -> None:
+    """All models of ``options.names``, until ``options.deadline`` at the latest."""
+    config = override(from_toml(PilesConfig, RECIPE), source=options.source, validation_bags=20)
+    # Every model is clipped for itself, nearly: the norm is over all of them.
+    config = override(config, epochs=4, validate_every=1, clip=config.clip * len(options.names) ** 0.5)
     config = override(config, **json.loads(options.options))
     if options.tiny:
         small = {"dim": 32, "edge": 8, "layers": 2, "heads": 4, "items": 160, "large": 161, "batch_size": 4}
         config = override(config, **small, group=1, validation_bags=6)
-    if options.plain:
+    if plain:
         config = override(config, capture=False)
         Ahead.QUIET = 2**62
-    task = PilesTask(config)
-    plain = task.validate
+    task = FoldsTask(config, options.names, options.out)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        steps = options.steps or affordable(task, options.deadline, Path(folder) / "timed")
+        task.config = config = override(config, steps=max(1, steps // config.epochs))
+        timer = threading.Timer(options.deadline - time.time() - 10, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.daemon = True
+        timer.start()
+        try:
+            state = fit(task, run, progress=False)
+        except KeyboardInterrupt:  # the loop has saved what there was at the limit
+            _, weights, state = load_checkpoint(run, "last")
+            model = task.build()
+            model.load_state_dict(weights)
+            task.save(model)
+        timer.cancel()
+        history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    keep = json.loads((options.out / "training.json").read_text())
+    keep |= {"history": history, **{key: state[key] for key in ("metrics", "seconds", "peak_mib", "step")}}
+    (options.out / "training.json").write_text(json.dumps(keep, indent=1))
+    print(f"done: {state['step']} of {config.epochs * config.steps} steps in {state['seconds']:.0f} s", flush=True)
 
-    def validate(model: Any) -> dict[str, float]:
-        print(f"{time.monotonic() - start:.0f} s, validating", flush=True)
-        found = plain(model)
-        save_model(out / f"{name}.safetensors", model.net, recipe="general", leave_out=" ".join(left_out))
-        shown = {key: round(value, 3) for key, value in found.items() if "rec" not in key and "prec" not in key}
-        print(f"{time.monotonic() - start:.0f} s", json.dumps(shown), flush=True)
-        return found
 
-    task.validate = validate  # type: ignore[method-assign]
-    state = fit(task, out / f"{name}-run{len(list(out.glob(f'{name}-run*')))}", progress=False)
-    keep = {key: state[key] for key in ("metrics", "seconds", "peak_mib", "step")}
-    keep |= {"config": {key: getattr(config, key) for key in config.__dataclass_fields__}, "info": run_info(seeds=[0])}
-    (out / f"{name}.json").write_text(json.dumps(keep, indent=1))
-    print(f"{name}: done after {time.monotonic() - start:.0f} s", flush=True)
+def affordable(task: FoldsTask, deadline: float, run: Path) -> int:
+    """How many steps fit into the time that is left, by the time of some."""
+    config, validate, (first, last) = task.config, task.validate, TIMED
+    task.config = override(config, epochs=1, steps=last + 1)
+    task.validate = lambda model: {task.metric: 0.0}  # type: ignore[method-assign]
+    fit(task, run, progress=False)
+    task.config, task.validate, task.ahead = config, validate, Ahead(task.draw)  # type: ignore[method-assign]
+    each = (task.marks[last] - task.marks[first]) / (last - first)
+    steps = max(last, int((deadline - time.time() - RESERVE) / each))
+    print(f"{1000 * each:.1f} ms a step: {steps} steps", flush=True)
+    return steps
+
+
+# ---------------------------------------------------------------------------------------------- results
 
 
 def summary(options: argparse.Namespace) -> dict[str, Any]:
-    """Every set by the model that never saw it, digits and unseen CIFAR-100 classes by the one that ships."""
+    """Every set by a model that never saw it, digits and unseen CIFAR-100 classes by the one that ships."""
     sets, out = load_sets(options.source), options.out
+    training = json.loads((out / "training.json").read_text())
+    fold = {one: name for name in training["models"] for one in left_out_of(name)}
+    nets = {name: load_model(out / f"{name}.safetensors")[0] for name in training["models"]}
     unseen = sets["cifar100"].whole.classes(sets["cifar100"].unseen)
-    asked = {name: {name: sets[name].whole} for name in SETS} | {"general": {"digits": digits(), "cifar100": unseen}}
-    nets = {name: averaged(name, out, options.init) for name in asked}
-    found = {(name, one): measured(nets[name], rows) for name, given in asked.items() for one, rows in given.items()}
-    errors = {name: np.array([scores(found[name, name], shift)["card_err"] for shift in SHIFTS]) for name in SETS}
+    found = {name: measured(nets[fold[name]], fixed_bags(sets[name].whole, BAGS)) for name in SETS}
+    found["digits"] = measured(nets["general"], fixed_bags(digits(), BAGS))
+    shipped = {"cifar100": measured(nets["general"], fixed_bags(unseen, BAGS)), "digits": found["digits"]}
+    clean = {
+        name: np.mean([losses(measured(net, bags), counted=False) for bags in clean_piles()], 0)
+        for name, net in nets.items()
+    }
+    by_set = {name: losses(found[name]) for name in SETS}
 
-    def shift(without: str) -> float:
-        return SHIFTS[int(np.mean([row for name, row in errors.items() if name != without], 0).argmin())]
+    def choice(without: str) -> tuple[float, float]:
+        """The trust and the shift for a set, by all others."""
+        others = [row for name, row in by_set.items() if name != without]
+        total = np.mean([*others, clean[fold.get(without, "general")]], 0)
+        trust, shift = np.unravel_index(total.argmin(), total.shape)
+        return TRUSTS[trust], SHIFTS[shift]
 
-    own = {name: (name, name) for name in SETS} | {"digits": ("general", "digits")}
-    rows = {one: {**scores(found[key], shift(one)), "shift": shift(one)} for one, key in sorted(own.items())}
+    chosen = {name: choice(name) for name in ("", *found)}
+    rows = {name: described(found[name], *chosen[name]) for name in sorted(found)}
     mean = {key: float(np.mean([row[key] for row in rows.values()])) for key in ("clu_f1", "told", "card_err")}
-    chosen = shift("")
     if options.weights:
-        nets["general"].get_parameter("count.2.bias").data[2] += chosen
-        save_model(options.weights, nets["general"], recipe="general", stop_shift=str(chosen))
-    first = json.loads((out / "general.json").read_text())
-    training = {"config": first["config"], "steps": first["step"], "seconds": first["seconds"], "info": first["info"]}
+        nets["general"].trust.fill_(chosen[""][0])
+        nets["general"].get_parameter("count.2.bias").data[2] += chosen[""][1]
+        said = {"trust": str(chosen[""][0]), "stop_shift": str(chosen[""][1])}
+        save_model(options.weights, nets["general"], recipe="general", **said)
     return {
-        "bags": BAGS, "sets": rows, "mean": mean,
-        "shipped": {one: {**scores(found["general", one], chosen), "shift": chosen} for one in ("cifar100", "digits")},
-        "reliability": reliability([(found[key], rows[one]["shift"]) for one, key in own.items()]),
-        "training": training, "info": run_info(seeds=[0]),
+        "bags": BAGS, "sets": rows, "mean": mean, "folds": fold,
+        "shipped": {name: described(one, *chosen[""]) for name, one in shipped.items()},
+        "clean": {f"{k} of {n}": described(measured(nets["general"], bags), *chosen[""])["card_err"]
+                  for (k, n), bags in zip(CLEAN, clean_piles(), strict=True)},
+        "reliability": reliability([(found[name], chosen[name]) for name in found]),
+        "training": {key: training[key] for key in ("models", "config", "step", "seconds", "info")},
+        "info": run_info(seeds=[0]),
     }  # fmt: skip
 
 
-def averaged(name: str, out: Path, init: Path | None) -> DistanceModel:
-    """The model of a training, its weights averaged with those it began with."""
-    model = load_model(out / f"{name}.safetensors")[0]
-    if init:
-        before = load_model(init / f"{name}.safetensors")[0].state_dict()
-        model.load_state_dict({key: (value + before[key]) / 2 for key, value in model.state_dict().items()})
-    return model
+@cache
+def clean_piles() -> list[Bags]:
+    """Four piles each of well separated groups, of 4 to 64 columns."""
+    found = []
+    for groups, members in CLEAN:
+        rng, labels = np.random.default_rng([groups, members]), np.repeat(np.arange(groups), members)
+        piles = [
+            rng.normal(size=(len(labels), width)) + 12 * rng.normal(size=(groups, width))[labels]
+            for width in (4, 8, 16, 64)
+        ]
+        d = torch.cat([distances(torch.from_numpy(x).float().unsqueeze(0)) for x in piles])
+        found.append(Bags(d, torch.from_numpy(labels).expand(len(piles), -1)))
+    return found
+
+
+Found = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @torch.no_grad()
-def measured(model: DistanceModel, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every bag the number of classes (B,), which greedy pick hits a new one (B, T), P(stop) (B, T+1)."""
-    bags, parts = fixed_bags(rows, BAGS), []
+def measured(model: DistanceModel, bags: Bags) -> Found:
+    """Of every bag the number of classes (B,), which greedy pick hits a new one (B, T), the logit of P(stop) after each
+    (B, T), and the log prior of the number (B, K).
+    """
+    parts = []
     for d, labels in zip(bags.d.split(10), bags.labels.split(10), strict=True):
-        picks, stop = path(model(d, labels >= 0))
+        mask = labels >= 0
+        picks, hazard = greedy_hazard(model.judge(*distance_features(d, mask), mask)[0], MOST_GROUPS)
         hit = labels.gather(1, picks.clamp(min=0)).masked_fill(picks < 0, -1)  # (B, T) classes picked
         new = (hit.unsqueeze(2) == hit.unsqueeze(1)).tril(-1).any(-1).logical_not() & (hit >= 0)
-        parts.append((count_classes(labels), new, stop))
-    k, new, stop = (torch.cat(column) for column in zip(*parts, strict=True))
-    return k, new, stop
+        parts.append((count_classes(labels), new, hazard, model.log_prior(mask)))
+    k, new, hazard, prior = (torch.cat(column) for column in zip(*parts, strict=True))
+    return k, new, hazard, prior
 
 
-def scores(found: tuple[Tensor, Tensor, Tensor], shift: float) -> dict[str, float]:
-    """With the stop's logit shifted, and with the number of classes told."""
-    k, new, stop = found
-    length, hits = shifted_length(stop, shift), new.cumsum(1)
+def stop_logits(found: Found, trust: float, shift: float) -> Tensor:
+    """The logit of P(stop) after each pick (B, T), first shifted, then tempered."""
+    _, _, hazard, prior = found
+    return hazard + shift + tempered_shift(hazard + shift, prior, trust).unsqueeze(-1)
+
+
+def described(found: Found, trust: float, shift: float) -> dict[str, float]:
+    """Scores with a trust and a shift of the stop, and with the number of classes told."""
+    k, new, _, _ = found
+    length, hits = shifted_length(stop_logits(found, trust, shift), 0.0), new.cumsum(1)
     right = hits.gather(1, length.unsqueeze(-1) - 1).squeeze(-1)
     told = hits.gather(1, k.unsqueeze(-1) - 1).squeeze(-1)
     return {
         "clu_f1": float((2 * right / (length + k)).mean()),
         "told": float((told / k).mean()),
         "card_err": float((length - k).abs().float().mean()),
+        "trust": trust,
+        "shift": shift,
     }
 
 
-def reliability(found: list[tuple[tuple[Tensor, Tensor, Tensor], float]]) -> list[dict[str, float]]:
+def losses(found: Found, counted: bool = True) -> np.ndarray:
+    """(trusts, shifts) what is to be small in the choice between them: count error, and CluF1 that is missing."""
+    table = [[described(found, trust, shift) for shift in SHIFTS] for trust in TRUSTS]
+    return np.array([[counted * one["card_err"] + F1_WORTH * (1 - one["clu_f1"]) for one in row] for row in table])
+
+
+def reliability(found: list[tuple[Found, tuple[float, float]]]) -> list[dict[str, float]]:
     """P(stop) said after up to k picks, in tenths, and how often those were as many as there are classes."""
     said, right = [], []
-    for (k, _, stop), shift in found:
-        place = torch.arange(1, stop.shape[1])
-        alive = place <= k.unsqueeze(-1)
-        said.append((stop[:, 1:].double().clamp(1e-12, 1 - 1e-12).logit() + shift).sigmoid()[alive])
-        right.append((place == k.unsqueeze(-1))[alive].double())
+    for one, choice in found:
+        logits, k = stop_logits(one, *choice), one[0].unsqueeze(-1)
+        place = torch.arange(1, logits.shape[1] + 1)
+        said.append(logits.sigmoid()[place <= k])
+        right.append((place == k)[place <= k].double())
     p, hit = torch.cat(said), torch.cat(right)
     tenth = (10 * p).long().clamp(max=9)
     return [

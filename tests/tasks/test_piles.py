@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from torchcpl.config import override
 from torchcpl.encoders.distances import (
     DistanceModel,
     Pairs,
     both_ends,
     distance_features,
     distances,
+    greedy_hazard,
     square,
+    tempered_shift,
     upper,
 )
 from torchcpl.interactions import DenseCoverage
 from torchcpl.potentials import Potentials
 from torchcpl.predict import load
-from torchcpl.select import SHIPPED, load_model
+from torchcpl.select import greedy_to_median, load_model, save_model
 from torchcpl.tasks.piles.data import Mixture, digits, draw_rows, fixed_bags, load_sets, protocol_labels
 from torchcpl.tasks.piles.task import (
     PilesConfig,
@@ -31,7 +32,6 @@ from torchcpl.tasks.piles.task import (
     cover_nll,
     own_orders,
     pair_loss,
-    path,
     random_orders,
     shifted_length,
 )
@@ -86,19 +86,101 @@ def test_orders_hold_one_member_of_every_class_or_the_models_own_picks() -> None
         assert sorted(i for i in order[:5] if i >= 0) == ([0, 1, 2, 3] if 4 not in order else [0, 1, 2, 3, 4])
     pot = potentials()
     own = own_orders(pot, 9, (0.0, 1.0))
-    picks, _ = path(pot)
+    picks, _ = greedy_hazard(pot, 9)
     assert torch.equal(own[:, 0], picks)
     assert all(sorted(row) == [0, 1, 2, 3, 4] for row in own.flatten(0, 1).tolist())
 
 
 def test_stop_probabilities_count_classes_and_pairs() -> None:
-    stop = torch.tensor([[0.9, 0.1, 0.5, 0.2], [0.0, 0.1, 0.1, 0.2], [0.9, 0.3, 0.3, 0.9]])
+    stop = torch.tensor([[0.1, 0.5, 0.2], [0.1, 0.1, 0.2], [0.3, 0.3, 0.9]]).logit()
     assert shifted_length(stop, 0.0).tolist() == [2, 3, 2]  # 1 − .9·.5 ≥ ½; 1 − .7·.7 ≥ ½
     assert shifted_length(stop, -9.0).tolist() == [3, 3, 3]
     assert count_classes(torch.tensor([[5, 5, 0, -1], [-1, -1, -1, -1]])).tolist() == [2, 0]
     labels = torch.tensor([[1, 1, 2]])
     good = torch.tensor([[9.0, -9.0, -9.0]])  # pairs 01, 02, 12
-    assert pair_loss(good, labels) < 1e-3 < pair_loss(-good, labels)
+    assert pair_loss(good, labels)[0] < 1e-3 < pair_loss(-good, labels)[0]
+
+
+def test_bags_not_seen_leave_no_trace_in_the_loss() -> None:
+    torch.manual_seed(0)
+    model = PilesTask(PilesConfig(validation_bags=1, **TINY)).build()  # type: ignore[arg-type]
+    labels = torch.tensor([[0, 0, 1, 1], [0, 1, 2, 3], [0, 0, 0, 0]])
+    nodes, edges = distance_features(distances(torch.randn(3, 4, 2)), labels >= 0)
+    batch = {"nodes": nodes, "edges": edges, "labels": labels, "seen": torch.tensor([True, False, True])}
+    for other in (labels[1], torch.zeros_like(labels[1])):
+        labels[1] = other
+        found = {name: model(batch)[name] for name in ("pairs", "prior")}
+        rows = torch.tensor([0, 2])
+        alone = model({name: part[rows] for name, part in batch.items()})
+        for name, one in found.items():
+            torch.testing.assert_close(one, alone[name])
+
+
+def counts(hazard: torch.Tensor) -> torch.Tensor:
+    """(B, T) the probabilities of 1, 2, … picks from the logits of P(stop) after each, by the definition."""
+    stop = hazard.sigmoid().index_fill(1, torch.tensor([hazard.shape[1] - 1]), 1.0)
+    going_on = torch.cat([torch.ones_like(stop[:, :1]), (1 - stop).cumprod(1)[:, :-1]], 1)
+    return going_on * stop
+
+
+def test_the_hazard_is_the_probability_of_stopping() -> None:
+    pot = potentials()
+    picks, hazard = greedy_hazard(pot, 3)
+    for b in range(2):
+        for t in (1, 2, 3):
+            chosen = [int(i) for i in picks[b, :t]]
+            cover, gain = pot.interaction.cover[b], pot.interaction.stop_row[b]  # type: ignore[attr-defined]
+            stop = float(pot.stop[b] + gain[chosen].sum())
+            left = [j for j in range(5) if j not in chosen]
+            weight = sum(math.exp(pot.unary[b, j]) / (1 + float(cover[j, chosen].exp().sum())) for j in left)
+            assert float(hazard[b, t - 1]) == pytest.approx(stop - math.log(weight), abs=1e-5)
+
+
+def test_the_tempered_count_lies_between_the_models_and_the_priors() -> None:
+    hazard = torch.tensor([[-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0]]).double()
+    prior = torch.full((1, 9), -9.0).double()
+    prior[0, 1] = 0.0  # two groups
+    prior = prior.log_softmax(-1)
+    assert tempered_shift(hazard, prior, 1.0).abs().item() < 1e-6
+    medians = []
+    for trust in (1.0, 0.7, 0.4, 0.1):
+        shift = tempered_shift(hazard, prior, trust)
+        posterior = (trust * counts(hazard).log() + (1 - trust) * prior[:, :8]).softmax(-1)
+        wanted = int((posterior.cumsum(1) < 0.5).sum()) + 1
+        below = counts(hazard + shift.unsqueeze(1)).cumsum(1)
+        expected = posterior.cumsum(1)
+        both = slice(wanted - 2, wanted) if wanted > 1 else slice(0, 1)
+        assert below[0, both].sum().item() == pytest.approx(expected[0, both].sum().item(), abs=1e-3)
+        medians.append(int(shifted_length(hazard + shift.unsqueeze(1), 0.0)))
+    assert medians == sorted(medians, reverse=True)
+    assert medians[-1] == 2 < medians[0]
+    sure = torch.tensor([[-40.0, -40.0, -40.0, 40.0, 40.0]]).double()  # what is certain stays
+    assert tempered_shift(sure, prior, 0.5).abs().item() < 1e-2
+
+
+def test_trust_moves_the_stop_in_evaluation_alone(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = DistanceModel(16, 2, 2, 8)
+    d = distances(torch.randn(2, 9, 3))
+    model.trust.fill_(0.3)
+    with torch.no_grad():
+        plain, tempered = model.train()(d), model.eval()(d)
+        shift = tempered_shift(greedy_hazard(plain, 9)[1], model.log_prior(torch.ones(2, 9, dtype=torch.bool)), 0.3)
+    torch.testing.assert_close(tempered.stop, plain.stop + shift.float())
+    assert torch.equal(tempered.unary, plain.unary)
+    assert (
+        greedy_to_median(tempered, least=1).lengths.tolist()
+        == shifted_length(greedy_hazard(tempered, 9)[1], 0.0).tolist()
+    )
+    prior = model.log_prior(torch.tensor([[True, False, False], [True, True, True]])).exp()
+    torch.testing.assert_close(prior.sum(1), torch.ones(2))
+    assert prior[0, 0] == 1
+    save_model(tmp_path / "m.safetensors", model)
+    assert float(load_model(tmp_path / "m.safetensors")[0].trust) == pytest.approx(0.3, abs=1e-3)
+    del model.prior
+    save_model(tmp_path / "old.safetensors", model)
+    with pytest.raises(RuntimeError, match="prior"):
+        load_model(tmp_path / "old.safetensors")
 
 
 def test_bags_follow_the_protocol_and_hold_no_row_twice() -> None:
@@ -197,8 +279,6 @@ def test_a_short_training_and_sets_left_out(tmp_path: Path) -> None:
     assert run.loaded.benchmark.read_examples(tmp_path / "new.npy", "", None)[0].equal(bags[0])
     with pytest.raises(ValueError, match="bag 1: expected"):
         run.select([bags[0], torch.full((2, 2), torch.nan)])
-    again = PilesTask(override(config, init=str(SHIPPED), dim=128, edge=32, layers=4, heads=8)).build()
-    assert torch.equal(again.net.cover, load_model(SHIPPED)[0].cover)
     with pytest.raises(ValueError, match="leave_out"):
         PilesTask(PilesConfig(source=str(tmp_path), leave_out=("c",)))
     with pytest.raises(ValueError, match="labelled vectors"):

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcpl.encoders.distances import distances
+from torchcpl.encoders.distances import MOST_GROUPS, distances
 
-MOST, MOST_LARGE = 40, 100  # classes in a bag of up to 160 items, and in a larger one
+MOST = 40  # classes in a bag of up to 160 items
 PRIMES = (10007, 10037, 10061, 10079, 10093, 10111, 10133, 10151, 10169, 10181, 10211, 10243)
 FEWEST = 12  # members of a class in a bag, before it is cut
 SPLIT_FROM = 20  # sets with at least this many classes keep 30 % of them for tests
@@ -110,10 +110,11 @@ def digits() -> Rows:
 
 @dataclass(frozen=True)
 class Bags:
-    """Distances (B, N, N) and classes (B, N), −1 where there is no item."""
+    """Distances (B, N, N) and classes (B, N), −1 where there is no item; (B, S) which sets a bag was drawn from."""
 
     d: Tensor
     labels: Tensor
+    drawn: Tensor | None = None
 
     @property
     def mask(self) -> Tensor:
@@ -128,7 +129,7 @@ class Bags:
 
 def most_classes(items: int) -> int:
     """In a bag of at most ``items``."""
-    return MOST if items <= 160 else MOST_LARGE
+    return MOST if items <= 160 else MOST_GROUPS
 
 
 def protocol_labels(batch: int, items: int, classes: int, generator: torch.Generator) -> Tensor:
@@ -163,7 +164,9 @@ def wide_labels(batch: int, items: int, classes: int, generator: torch.Generator
     shares = (skew * torch.randn(batch, most, generator=generator, device=device)).exp()
     shares = shares.masked_fill(torch.arange(most, device=device) >= k, 0)
     labels = torch.multinomial(shares, items, replacement=True, generator=generator)
-    size = (k + (items - k).clamp(min=0) * uniform(1).sqrt()).floor()
+    full = k + (items - k).clamp(min=0) * uniform(1).sqrt()
+    few = k * (items / k).clamp(min=1).pow(uniform(1))  # as often two members as twenty
+    size = torch.where(uniform(1) < 0.5, full, few).floor()
     return labels.masked_fill(torch.arange(items, device=device) >= size, -1)
 
 
@@ -276,6 +279,8 @@ def invented(labels: Tensor, rng: np.random.Generator, generator: torch.Generato
     where = labels.clamp(min=0).unsqueeze(-1).expand(-1, -1, latent)
     # Distance of two centres in standard deviations of a component along the line between them.
     apart = (uniform(batch, 1, 1) * math.log(4) + math.log(3)).exp()
+    if rng.random() < 0.15:
+        apart = apart * rng.uniform(1, 10)
     centres = normal(batch, most, latent) * apart / math.sqrt(2 * latent)
     if rng.random() < 0.25:  # groups of groups
         above = torch.randint(4, (batch, most, 1), generator=generator, device=device).expand(-1, -1, latent)
@@ -331,25 +336,29 @@ class Mixture:
         parts = [self._group(min(self.group, batch - i), items, wide, rng) for i in range(0, batch, self.group)]
         return Bags(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
-    def _group(self, batch: int, items: int, wide: float, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    def _group(self, batch: int, items: int, wide: float, rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        drawn = torch.zeros(batch, len(self.sets), dtype=torch.bool, device=self.device)
         made_up = rng.random() < self.synthetic
         compose = wide_labels if rng.random() < wide else protocol_labels
         if made_up:
             labels = compose(batch, items, most_classes(items), self.generator)
             x = invented(labels, rng, self.generator)
         else:
-            x, labels = self._real(batch, items, compose, rng)
+            chosen = rng.permutation(len(self.sets))[: 2 if rng.random() < 0.2 * self.varied else 1].tolist()
+            x, labels = self._real([self.sets[i] for i in chosen], batch, items, compose, rng)
+            for i in chosen:
+                drawn[:, i] = True
         if rng.random() < 0.4 * self.varied:
             x = contrast(x, labels, most_classes(items), self.generator)
         d = distances(x, "cosine" if rng.random() < 0.35 else "euclidean")
         if rng.random() < 0.12:  # another metric
             d = d.pow(rng.uniform(0.6, 1.6))
-        return d, labels
+        return d, labels, drawn
 
-    def _real(self, batch: int, items: int, compose: Any, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    def _real(
+        self, sources: list[Source], batch: int, items: int, compose: Any, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor]:
         """Vectors of one set, or of two side by side: every class a pair of classes, every item a pair of items."""
-        chosen = rng.permutation(len(self.sets))[: 2 if rng.random() < 0.2 * self.varied else 1]
-        sources = [self.sets[i] for i in chosen]
         labels = compose(batch, items, min(len(source.rows) for source in sources), self.generator)
         parts = []
         for source in sources:

@@ -14,16 +14,14 @@ from torch.nn import functional as F
 
 from torchcpl.config import TrainConfig, option
 from torchcpl.constraints import Rules
-from torchcpl.decoding import greedy
-from torchcpl.encoders.distances import DistanceModel, distance_features
+from torchcpl.encoders.distances import MOST_GROUPS, DistanceModel, distance_features, greedy_hazard
 from torchcpl.functional import logsumexp, prefix_logits
 from torchcpl.metrics import cluster_scores
 from torchcpl.potentials import Potentials, Selection, picked_mask
-from torchcpl.select import greedy_to_median, load_model, median_length
+from torchcpl.select import greedy_to_median, median_length
 from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.piles.data import (
     FEWEST,
-    MOST_LARGE,
     Bags,
     Mixture,
     Rows,
@@ -38,6 +36,7 @@ METHODS = {"cpl": "CPL"}
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
 OWN_STEPS = 18  # of the model's own picks
 BEYOND = 4  # contexts beyond full coverage
+MOST_PICKS = 30  # in validation, of bags of at most ten classes
 SHIFTS = tuple(round(-2.5 + 0.1 * i, 1) for i in range(31))  # of the stop's logit, to choose from
 
 
@@ -48,7 +47,6 @@ class PilesConfig(TrainConfig):
     method: str = option("cpl", "how subsets are selected", choices=METHODS)
     kind: str = option("coverage", "interaction", choices=("coverage",))
     source: str = option("", "folder of labelled .npz files; empty for made-up mixtures only")
-    init: str = option("", "weights to start from, a .safetensors file")
     leave_out: tuple[str, ...] = option((), "sets of the folder that training must not see")
     dim: int = option(128, "width of the nodes", low=1)
     layers: int = option(4, "attention layers, two for every update of the pairs", low=2)
@@ -129,7 +127,7 @@ def random_orders(labels: Tensor, permutations: int, beyond: int = 0) -> Tensor:
 
 
 def pair_loss(same: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of logits (B, P) against "of one class", both answers weighted alike in every bag."""
+    """(B,) cross-entropy of logits (B, P) against "of one class", both answers weighted alike."""
     n = labels.shape[1]
     first, second = torch.triu_indices(n, n, 1, device=labels.device)
     a, b = labels[:, first], labels[:, second]
@@ -138,7 +136,7 @@ def pair_loss(same: Tensor, labels: Tensor) -> Tensor:
     loss = F.binary_cross_entropy_with_logits(same, target, reduction="none")
     yes, no = real * target, real * (1 - target)
     parts = [(loss * part).sum(1) / part.sum(1).clamp(min=1) for part in (yes, no)]
-    return ((parts[0] + parts[1]) / 2).mean()
+    return (parts[0] + parts[1]) / 2
 
 
 class PilesModel(SelectionModel):
@@ -151,15 +149,22 @@ class PilesModel(SelectionModel):
         self.pair_weight, self.count_weight = config.pair_weight, config.count_weight
 
     def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Mean losses over the bags, those where ``batch["seen"]`` (B,) is True if it is there."""
         labels = batch["labels"]
-        pot, same, log_k = self.net.judge(batch["nodes"], batch["edges"], labels >= 0)
-        taught = cover_nll(pot, labels, random_orders(labels, self.permutations, BEYOND), BEYOND).mean()
-        own = cover_nll(pot, labels, own_orders(pot, OWN_STEPS, (0.0, 0.5)), BEYOND).mean()
-        nll = (taught + own) / 2
-        pairs = torch.stack([pair_loss(logits, labels) for logits in same]).mean()
-        count = F.smooth_l1_loss(log_k, count_classes(labels).clamp(min=1).log(), beta=0.3)
-        loss = nll + self.pair_weight * pairs + self.count_weight * count
-        return {"loss": loss, "taught": taught, "own": own, "pairs": pairs, "count": count}
+        mask, k = labels >= 0, count_classes(labels).clamp(min=1)
+        pot, same, log_k = self.net.judge(batch["nodes"], batch["edges"], mask)
+        by_bag = {
+            "taught": cover_nll(pot, labels, random_orders(labels, self.permutations, BEYOND), BEYOND),
+            "own": cover_nll(pot, labels, own_orders(pot, OWN_STEPS, (0.0, 0.5)), BEYOND),
+            "pairs": torch.stack([pair_loss(logits, labels) for logits in same]).mean(0),
+            "count": F.smooth_l1_loss(log_k, k.log(), beta=0.3, reduction="none"),
+            "prior": F.nll_loss(self.net.log_prior(mask), k - 1, reduction="none"),
+        }
+        seen = batch.get("seen", mask.any(-1))
+        found = {name: (one * seen).sum() / seen.sum().clamp(min=1) for name, one in by_bag.items()}
+        pick = (found["taught"] + found["own"]) / 2
+        loss = pick + self.pair_weight * found["pairs"] + self.count_weight * found["count"] + found["prior"]
+        return {"loss": loss, **found}
 
     def encode(self, inputs: Bags) -> Potentials:
         pot: Potentials = self.net(inputs.d, inputs.mask)
@@ -249,10 +254,7 @@ class PilesTask:
         return self.config.steps
 
     def build(self, pretrained: bool = True) -> PilesModel:
-        model = PilesModel(self.config)
-        if self.config.init and pretrained:
-            model.net.load_state_dict(load_model(self.config.init)[0].state_dict())
-        return model
+        return PilesModel(self.config)
 
     def batch(self, step: int) -> dict[str, Tensor]:
         return self.ahead(step) if self.device.type == "cuda" else self.draw(step)
@@ -265,7 +267,8 @@ class PilesTask:
             items, count, wide = config.large, max(1, round(count * (items / config.large) ** 2)), 0.5
         bags = self.mixture.bags(step, count, items, wide)
         nodes, edges = distance_features(bags.d, bags.mask)
-        return {"nodes": nodes, "edges": edges, "labels": bags.labels}
+        assert bags.drawn is not None
+        return {"nodes": nodes, "edges": edges, "labels": bags.labels, "drawn": bags.drawn}
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         """Mean CluF1 on the bags choices are made on, at the best shift of the stop; at that, each reported set's."""
@@ -303,9 +306,9 @@ class PilesTask:
             rows: dict[Any, list[dict[str, Tensor]]] = {knob: [] for knob in knobs}
             for d, labels in zip(bags.d.split(20), bags.labels.split(20), strict=True):
                 d, labels = d.to(self.device), labels.to(self.device)
-                picks, stop = path(net(d, labels >= 0))
+                picks, hazard = greedy_hazard(net(d, labels >= 0), MOST_PICKS)
                 for knob in knobs:
-                    length = count_classes(labels) if knob is None else shifted_length(stop, knob)
+                    length = count_classes(labels) if knob is None else shifted_length(hazard, knob)
                     places = torch.arange(picks.shape[1], device=picks.device)
                     rows[knob].append(cluster_scores(picks.masked_fill(places >= length.unsqueeze(-1), -1), labels))
             for knob in knobs:
@@ -315,25 +318,14 @@ class PilesTask:
         return found
 
 
-def path(pot: Potentials, most: int = 30) -> tuple[Tensor, Tensor]:
-    """The greedy picks (B, T) without a stop, and P(stop) after each number of them (B, T+1).
-
-    Greedy picks do not depend on where one stops, so every answer is a prefix.
-    """
-    never = replace(pot, stop=torch.full_like(pot.stop, -1e4))
-    picks = greedy(never, most).indices
-    return picks, prefix_logits(pot, picks.unsqueeze(1), Rules(pot))[:, 0].softmax(-1)[..., -1]
-
-
-def shifted_length(stop: Tensor, shift: float) -> Tensor:
-    """(B,) the median number of picks, at least one, with the logits of P(stop) (B, T+1) shifted."""
-    shifted = (stop.double().clamp(1e-12, 1 - 1e-12).logit() + shift).sigmoid()
-    return median_length(shifted.index_fill(1, torch.zeros(1, dtype=torch.long, device=stop.device), 0.0))
+def shifted_length(hazard: Tensor, shift: float) -> Tensor:
+    """(B,) the median number of picks, at least one, with the logits of P(stop) after each (B, T) shifted."""
+    return median_length(F.pad((hazard + shift).sigmoid(), (1, 0)))
 
 
 def count_classes(labels: Tensor) -> Tensor:
     """(B,) how many classes the bags (B, N) hold."""
-    return (labels.unsqueeze(-1) == torch.arange(MOST_LARGE, device=labels.device)).any(1).sum(-1)
+    return (labels.unsqueeze(-1) == torch.arange(MOST_GROUPS, device=labels.device)).any(1).sum(-1)
 
 
 def mean(scores: dict[str, dict[str, float]]) -> dict[str, float]:
