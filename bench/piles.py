@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="of the training; by default as many as the seconds allow")
     parser.add_argument("--seconds", type=float, default=420.0, help="wall-clock limit of the training, all told")
     parser.add_argument("--names", nargs="+", default=["general", *FOLDS], help="general, or sets to leave out: a+b")
+    parser.add_argument("--init", type=Path, help="folder of NAME.safetensors to go on from")
     parser.add_argument("--options", default="{}", help="JSON of options other than the recipe's")
     parser.add_argument("--summary", type=Path, metavar="FILE.json", help="only put together what OUT holds")
     parser.add_argument("--weights", type=Path, help="with --summary: where to write the model of the package")
@@ -107,9 +108,9 @@ class Folds(nn.Module):
 class FoldsTask(PilesTask):
     """All sets in training, with the share of the bags that each of the models may see."""
 
-    def __init__(self, config: PilesConfig, names: list[str], out: Path) -> None:
+    def __init__(self, config: PilesConfig, names: list[str], out: Path, init: Path | None) -> None:
         super().__init__(config)
-        self.names, self.out, self.start = names, out, time.monotonic()
+        self.names, self.out, self.init, self.start = names, out, init, time.monotonic()
         self.steps, self.marks = 0, dict[int, float]()
         left_out = [left_out_of(name) for name in names]
         if unknown := sorted(set().union(*left_out) - set(self.sets)):
@@ -118,7 +119,11 @@ class FoldsTask(PilesTask):
         self.hidden = torch.tensor(hidden, device=self.device).view(len(self.sets), len(names))  # (S, F)
 
     def build(self, pretrained: bool = True) -> Any:
-        return Folds(self.config, self.names)
+        folds = Folds(self.config, self.names)
+        if self.init:
+            for name, one in zip(self.names, folds.models, strict=True):
+                one.net.load_state_dict(load_model(self.init / f"{name}.safetensors")[0].state_dict())
+        return folds
 
     def batch(self, step: int) -> dict[str, Tensor]:
         self.steps = step + 1
@@ -166,7 +171,7 @@ def train(options: argparse.Namespace, plain: bool) -> None:
     if plain:
         config = override(config, capture=False)
         Ahead.QUIET = 2**62
-    task = FoldsTask(config, options.names, options.out)
+    task = FoldsTask(config, options.names, options.out, options.init)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         steps = options.steps or affordable(task, options.deadline, Path(folder) / "timed")

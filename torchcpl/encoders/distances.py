@@ -368,7 +368,8 @@ class DistanceModel(nn.Module):
 
     Nodes attend to each other with a bias from their pairs; after every second layer the pairs are updated. θ comes
     from the nodes, how far pick i covers j from the pair and a term of each end. The stop starts at −slope·k + offset
-    and every pick adds slope and a term of its own, with k, the number of groups, guessed from all nodes together.
+    and every pick adds slope and a term of its own, never less than nothing, with k, the number of groups, guessed from
+    all nodes together.
 
     The size N of a pile alone says something about the number of groups: p(k | N), the prior. A model is too sure of
     itself on kinds of data that it never saw, so that in evaluation what the distances say counts to the power of
@@ -449,7 +450,8 @@ class DistanceModel(nn.Module):
             log_k = (log_k + 1.5).clamp(-0.5, 6)
             slope = F.softplus(slope)
             stop = offset - slope * log_k.exp()
-        return Potentials(theta, stop, DenseCoverage(cover, gain + slope.unsqueeze(-1)), mask), same, log_k
+            gain = F.softplus(gain + slope.unsqueeze(-1), beta=10)  # or many picks would rule out the stop
+        return Potentials(theta, stop, DenseCoverage(cover, gain), mask), same, log_k
 
     def _layers(self, h: Tensor, edges: Tensor, mask: Tensor, pairs: Pairs) -> tuple[Tensor, list[Tensor]]:
         e, same = self.edge(edges.contiguous()), []

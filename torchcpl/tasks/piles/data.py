@@ -159,7 +159,8 @@ def wide_labels(batch: int, items: int, classes: int, generator: torch.Generator
         return torch.rand(batch, *shape, generator=generator, device=device)
 
     most = min(most_classes(items), classes)
-    k = (uniform(1) * math.log(most + 0.999)).exp().floor()
+    many = uniform(1)
+    k = torch.where(uniform(1) < 0.5, (many * math.log(most + 0.999)).exp(), 1 + many * (most - 0.001)).floor()
     skew = 2 * uniform(1).square()
     shares = (skew * torch.randn(batch, most, generator=generator, device=device)).exp()
     shares = shares.masked_fill(torch.arange(most, device=device) >= k, 0)

@@ -34,7 +34,7 @@ from torchcpl.train import device_of
 
 METHODS = {"cpl": "CPL"}
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
-OWN_STEPS = 18  # of the model's own picks
+OWN_STEPS = 30  # of the model's own picks
 BEYOND = 4  # contexts beyond full coverage
 MOST_PICKS = 30  # in validation, of bags of at most ten classes
 SHIFTS = tuple(round(-2.5 + 0.1 * i, 1) for i in range(31))  # of the stop's logit, to choose from
@@ -57,7 +57,7 @@ class PilesConfig(TrainConfig):
     large: int = option(400, "most items of a bag in every eighth step, with fewer bags", low=2)
     synthetic: float = option(0.25, "share of made-up bags", low=0.0, high=1.0)
     varied: float = option(1.0, "how often real sets are recoloured, paired and their classes pulled apart", low=0.0)
-    wide: float = option(0.2, "share of bags whose composition is not the benchmark's", low=0.0, high=1.0)
+    wide: float = option(0.35, "share of bags whose composition is not the benchmark's", low=0.0, high=1.0)
     group: int = option(16, "bags of a batch that share a source", low=1)
     permutations: int = option(2, "random orders of each target", low=1)
     pair_weight: float = option(1.0, "weight of telling whether two items are of one class", low=0.0)
