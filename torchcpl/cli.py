@@ -111,7 +111,7 @@ def predict(options: argparse.Namespace) -> None:
     )  # fmt: skip
     if options.explore:
         explore_file(predictor, options.file, options.explore)
-        _say(f"Explorer: {options.explore}  (open it in a browser)")
+        _say(f"Explorer: {options.explore}  (open it in a browser)", None if options.out else sys.stderr)
     if not options.out:
         print(json.dumps(records))
         return
