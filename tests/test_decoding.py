@@ -580,3 +580,17 @@ def test_one_table_of_items_for_all_rows_is_not_copied() -> None:
         pot.unary, pot.stop, cpl.LowRank(*(part.contiguous() for part in (interaction.keys, interaction.values)))
     )
     assert torch.equal(cpl.greedy(pot, 3).indices, cpl.greedy(copied, 3).indices)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    pot = cpl.CPLHead(4, 8)(torch.randn(2, 5, 4))
+    three, picked = np.int64(3), torch.tensor([[0], [1]])
+    for decode in (
+        lambda n: cpl.greedy(pot, max_len=n, min_len=n, constraints=[cpl.Require(torch.arange(5) == 4)]),
+        lambda n: cpl.sample(pot, num_samples=n, max_len=n, top_k=n, generator=torch.Generator().manual_seed(0)),
+        lambda n: cpl.beam(pot, num_beams=n, num_return=n, max_len=n, min_len=n),
+        lambda n: cpl.stochastic_beam(pot, num_samples=n, max_len=n, generator=torch.Generator().manual_seed(0)),
+        lambda n: cpl.hypotheses(pot, num_hypotheses=n, max_len=n),
+        lambda n: cpl.complete(pot, picked, max_len=n, num_beams=n, num_return=n),
+    ):
+        assert decode(three).tolist() == decode(3).tolist()

@@ -51,3 +51,21 @@ def test_bad_picks_are_named() -> None:
         cpl.Selector().fit(x, [[5]])
     with pytest.raises(ValueError, match="each of 1 bags"):
         cpl.Selector().fit(x, [])
+
+
+def test_a_search_over_sizes_of_numpy(tmp_path: Path) -> None:
+    from sklearn.model_selection import GridSearchCV
+
+    x = bag(np.random.default_rng(0), 4)
+    search = GridSearchCV(cpl.Selector(), {"size": np.arange(2, 4)}, cv=2, error_score="raise").fit(x)
+    assert search.best_params_ == {"size": 3}
+    search.best_estimator_.save(tmp_path / "s.safetensors")
+    assert cpl.Selector.load(tmp_path / "s.safetensors").size == 3
+
+
+@pytest.mark.parametrize("y", [None, [[0, 8]]])
+def test_distances_are_refused(y: Any) -> None:
+    x = bag(np.random.default_rng(0), 4)
+    d = np.linalg.norm(x[:, None] - x, axis=-1)
+    with pytest.raises(ValueError, match="metric: expected one of 'euclidean', 'cosine', got 'precomputed'"):
+        cpl.Selector(metric="precomputed").fit(d if y is None else [d], y)

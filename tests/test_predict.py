@@ -134,6 +134,10 @@ def test_predict_writes_picks(subsets: Path, form: str, tmp_path: Path, capsys: 
     capsys.readouterr()
     assert main(["predict", str(subsets), str(file), "--limit", "1"]) == 0
     assert [record["picks"] for record in json.loads(capsys.readouterr().out)] == picks[:1]
+    assert main(["predict", str(subsets), str(file), "--explore", str(tmp_path / "page.html")]) == 0
+    assert [record["picks"] for record in json.loads(capsys.readouterr().out)] == picks  # JSON and nothing else
+    assert main(["predict", str(subsets), str(file), "--limit", "-1"]) == 2
+    assert "limit: expected an integer of at least 1" in capsys.readouterr().err
 
 
 def test_predict_paths_of_scenes_and_of_a_map(paths: Path, scenes: Path, tmp_path: Path) -> None:

@@ -301,3 +301,22 @@ def test_a_pointer_sums_over_orders() -> None:
         sampled = cpl.set_nll(pot, picked, num_samples=4000, generator=generator)
         assert float(sampled) == pytest.approx(-math.log(float(total.sum())), abs=0.05)
         assert cpl.complete(pot, picked, num_samples=3, max_len=6).indices.shape == (3, 1, 6)
+
+
+def test_inclusion_probs_name_what_is_nan() -> None:
+    pot = cpl.Potentials(torch.zeros(1, 2), torch.zeros(1), cpl.Dense(torch.full((1, 2, 2), torch.nan)))
+    with pytest.raises(ValueError, match=r"interaction\.W: expected no NaN"):
+        cpl.inclusion_probs(pot, torch.zeros(1, 0, dtype=torch.long))
+
+
+def test_a_given_part_that_leaves_no_room_for_what_is_required() -> None:
+    pot = cpl.Potentials(torch.zeros(2, 3), torch.zeros(2), cpl.Dense(torch.zeros(2, 3, 3)))
+    picked, first = torch.tensor([[0], [2]]), torch.arange(3) == 0
+    constraints = [cpl.Require(first), cpl.Budget(torch.ones(3), 1.0)]
+    with pytest.raises(
+        ValueError, match=r"constraints: row 1 cannot be satisfied: .* cost at least 2, the budget is 1"
+    ):
+        cpl.complete(pot, picked, constraints=constraints)
+    with pytest.raises(ValueError, match="constraints: row 1 cannot be satisfied: 2 candidates are required"):
+        cpl.complete(pot, picked, max_len=1, constraints=[cpl.Require(first)])
+    assert cpl.complete(pot, picked, max_len=2, constraints=[cpl.Forbid(first)]).tolist()[0][0] == 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -135,7 +136,7 @@ def check_number(name: str, value: Any, expected: str, fits: Callable[[float], b
 
 
 def check_count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value < 2**63:
         raise ValueError(f"{name}: expected an integer of at least {least}, got {describe(value)}")
 
 

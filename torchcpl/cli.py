@@ -37,7 +37,7 @@ from torchcpl.tasks.runs import complete, plan, read_recipe, recipes
 from torchcpl.tasks.timing import PRECISIONS
 from torchcpl.tasks.toy import toy_table
 from torchcpl.train import NonFiniteLoss, device_of, fit, on_signals
-from torchcpl.vectors import check_out, read_vectors, write_picks
+from torchcpl.vectors import check_out, read_vectors, read_weights, write_picks
 
 EXPECTED = (ValueError, NonFiniteLoss, ImportError, OSError)  # errors of the user; anything else is a bug
 LARGE = ("validation_bags", "scenes", "max_items", "dim", "ffn", "hidden")  # options that cost memory
@@ -55,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.verb(options)
     except KeyboardInterrupt as stop:
         said, status = f"stopped: {stop}" if str(stop) else "stopped", 130
+    except BrokenPipeError:  # who reads the output, such as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except Exception as error:
         reason = str(error) if isinstance(error, EXPECTED) else _out_of_memory(error, options)
         if reason is None:
@@ -108,7 +111,7 @@ def predict(options: argparse.Namespace) -> None:
     )  # fmt: skip
     if options.explore:
         explore_file(predictor, options.file, options.explore)
-        _say(f"Explorer: {options.explore}  (open it in a browser)")
+        _say(f"Explorer: {options.explore}  (open it in a browser)", None if options.out else sys.stderr)
     if not options.out:
         print(json.dumps(records))
         return
@@ -185,7 +188,7 @@ def select(options: argparse.Namespace) -> None:
     )
     weights = vectors.weights
     if options.weights and weights is None:
-        weights = read_vectors(options.weights).values[:, 0]
+        weights = read_weights(options.file, options.weights)
     if options.copy and vectors.files is None:
         raise ValueError(f"--copy: expected a folder of images, got {options.file}")
     required, forbidden = ([vectors.row(name) for name in names or ()] for names in (options.require, options.forbid))
@@ -195,23 +198,24 @@ def select(options: argparse.Namespace) -> None:
         seed=options.seed, device=options.device,
     )  # fmt: skip
     answers = describe_picks(vectors, found, options.metric)
+    if not answers:
+        raise ValueError(f"{options.file}: nothing was picked: raise --min-size or the weights")
     records = [pick for picks, _ in answers for pick in picks]
     first, groups = answers[0]
-    columns = tuple(Column(name, name.replace("_", " ")) for name in records[0])
-    notes = (f"{vectors.skipped} broken images were skipped.",) if vectors.skipped else ()
-    shown = [{**row, "probability": f"{row['probability']:.3f}"} for row in records]
-    _show(Table(f"{len(first)} of {len(vectors.ids):,} in {options.file}", columns, shown, (), notes), None, options)
+    if options.explore:  # first, for it may refuse
+        sizes = options.size, options.min_size, options.max_size
+        write_explorer(options.explore, vectors, weights, options.metric, sizes, required, forbidden)
     if options.out:
         write_picks(options.out, records)
     if options.sheet:
         write_sheet(options.sheet, vectors, first, groups)
     if options.copy:
         copy_picks(options.copy, vectors, first)
-    if options.explore:
-        sizes = options.size, options.min_size, options.max_size
-        write_explorer(options.explore, vectors, weights, options.metric, sizes, required, forbidden)
+    columns = tuple(Column(name, name.replace("_", " "), 3 if name == "probability" else None) for name in records[0])
+    notes = (f"{vectors.skipped} broken images were skipped.",) if vectors.skipped else ()
+    _show(Table(f"{len(first)} of {len(vectors.ids):,} in {options.file}", columns, records, (), notes), None, options)
     written = [str(path) for path in (options.out, options.sheet, options.explore, options.copy) if path]
-    if written:
+    if written and not options.json:
         _say(f"Written to {', '.join(written)}")
 
 
@@ -393,7 +397,8 @@ def _add_select(verbs: Any) -> None:
         "  torchcpl select embeddings.npy --size 20 --out picks.csv\n"
         "  torchcpl select photos/ --resnet resnet18.safetensors --sheet picks.html --copy picked/",
     )  # fmt: skip
-    sub.add_argument("file", type=Path, metavar="FILE", help=".npy, .npz, .csv, .parquet, .jsonl or a folder of images")
+    said = ".npy, .npz, .csv, .parquet, .jsonl (a column id names the rows) or a folder of images"
+    sub.add_argument("file", type=Path, metavar="FILE", help=said)
     sub.add_argument("--size", type=int, metavar="N", help="number of picks (default: chosen by the model)")
     sub.add_argument("--min-size", type=int, default=1, metavar="N", help="at least so many picks (default: 1)")
     sub.add_argument("--max-size", type=int, metavar="N", help="at most so many picks (default: no limit)")

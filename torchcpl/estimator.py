@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchcpl.checks import check_count
+from torchcpl.checks import check_choice, check_count
 from torchcpl.encoders.distances import distances
 from torchcpl.files import extra
 from torchcpl.losses import subset_nll
@@ -63,6 +63,7 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any = None) -> Selector:
         """Pick from the rows of X (N, D), or fine-tune on bags X with picks y."""
+        check_choice("metric", self.metric, ("euclidean", "cosine"))  # new rows have no distances
         if _is_bags(X) and y is not None:
             return self._tune(X, y)
         X = validate_data(self, X, dtype=[np.float64, np.float32])
@@ -108,7 +109,7 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     def save(self, path: str | Path) -> None:
         """The model and the parameters as one safetensors file; no pickle."""
         check_is_fitted(self, "model_")
-        save_model(path, self.model_, selector=json.dumps(self.get_params()))
+        save_model(path, self.model_, selector=json.dumps(self.get_params(), default=lambda value: value.item()))
 
     @classmethod
     def load(cls, path: str | Path) -> Selector:

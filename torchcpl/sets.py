@@ -30,7 +30,7 @@ from torchcpl.checks import (
     readable,
     validating,
 )
-from torchcpl.constraints import Constraint, History, Rules
+from torchcpl.constraints import Budget, Constraint, History, Require, Rules
 from torchcpl.decoding.beam import search
 from torchcpl.decoding.sample import draw
 from torchcpl.functional import (
@@ -222,6 +222,8 @@ def complete(
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     if (most := _largest(picked)) > rules.max_len:
         raise ValueError(f"max_len: expected at least {most}, the number of given items, got {rules.max_len}")
+    if room := [rule for rule in constraints if isinstance(rule, Budget | Require)]:  # raises if the part leaves none
+        Rules(pot, max_len, min_len, constraints=[*room, Require(picked_mask(picked, pot.num_candidates))])
     buckets = _buckets(pot, picked, rules, fold=False)
     found = []
     for part in buckets:
@@ -242,7 +244,6 @@ def complete(
         gains = torch.cat([torch.zeros_like(given, dtype=gains.dtype), gains], -1)[..., : rules.max_len]
         found.append((indices, gains, log_prob))
     each = [_together(list(parts), buckets) for parts in zip(*found, strict=True)]
-    # (S, B, T) for samples, (B, R, T) for beams, (B, T) for the greedy completion.
     indices, gains, log_prob = (x.transpose(0, 1) if num_samples else x if num_beams else x[:, 0] for x in each)
     return Selection(indices, (indices >= 0).sum(-1), log_prob, pot.num_candidates, step_log_prob=gains)
 
@@ -282,7 +283,7 @@ def inclusion_probs(
             where = rest[:, members].flatten(1)  # (M, A·size)
             ended = ended.scatter_add(1, where, mass.flatten(1).to(ended.dtype))
         values.append(ended)
-    return _together(values, buckets)
+    return blame_nan(_together(values, buckets), pot)
 
 
 # ------------------------------------------------------------------------------------------- sets of one size

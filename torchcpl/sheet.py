@@ -36,6 +36,8 @@ def describe_picks(vectors: Vectors, found: Selection, metric: str) -> list[tupl
     answers = []
     for number, (row, chance) in enumerate(zip(indices, chances.tolist(), strict=True), 1):
         rows = row[row >= 0]
+        if not len(rows):  # fewer answers than were asked for
+            continue
         labels = assign(vectors.values, rows, metric)
         counts = labels.bincount(minlength=len(rows)).tolist()
         which = {"answer": number} if len(indices) > 1 else {}

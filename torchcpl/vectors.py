@@ -16,6 +16,7 @@ from torchcpl.files import csv_text, extra, parse_json, read_npz, read_parquet, 
 
 IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 READ = (".npy", ".npz", ".csv", ".parquet", ".jsonl")
+INDEX = ("", "__index_level_0__")  # how pandas names an index in CSV and Parquet
 WRITTEN = (".csv", ".json", ".parquet", ".npy")
 
 
@@ -67,23 +68,26 @@ def read_vectors(
 
     ``.npy``: (N, D), mapped from disk. ``.npz``: its only 2-D array, or the one named ``column``; names from ``ids``.
     ``.csv``: all columns are numbers but ``id``. ``.parquet``, ``.jsonl``: ``column`` holds the vectors, by default the
-    only one of lists; names from ``id``. In these three ``weights`` may name a column. A folder of images goes through
-    the ResNet-18 whose weights are in ``resnet``; broken ones are skipped and counted, or with ``strict`` refused.
+    only one of lists; names from ``id``, or the index of pandas. In these three ``weights`` may name a column. A folder
+    of images goes through the ResNet-18 whose weights are in ``resnet``; broken ones are skipped and counted, or with
+    ``strict`` refused.
     """
     path = Path(path)
     if path.is_dir():
         return _images(path, resnet, strict)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file or folder")
-    if path.suffix not in READ:
+    kind = path.suffix.lower()
+    if kind not in READ:
         raise ValueError(f"{path}: expected a folder of images or one of {', '.join(READ)}")
-    if path.suffix in (".npy", ".npz"):
+    if kind in (".npy", ".npz"):
         return _checked(path, *_numpy(path, column), None)
-    if path.suffix == ".parquet":
+    if kind == ".parquet":
         table: dict[str, list[Any]] = read_parquet(path).to_pydict()
     else:
-        table = _csv(path) if path.suffix == ".csv" else _jsonl(path)
-    ids = table.pop("id", None)
+        table = _csv(path) if kind == ".csv" else _jsonl(path)
+    index = [table.pop(name) for name in INDEX if name in table]
+    ids = table.pop("id", index[0] if index else None)
     bonus = _numbers(path, weights, table.pop(weights)) if weights in table else None
     return _checked(path, _matrix(path, table, column), ids, bonus)
 
@@ -105,13 +109,21 @@ def _checked(path: Path, values: NDArray[Any], ids: Iterable[Any] | None, weight
 
 def _numpy(path: Path, column: str | None) -> tuple[NDArray[Any], NDArray[Any] | None]:
     arrays = read_npz(path)
-    if path.suffix == ".npy":
+    if list(arrays) == ["array"] and column is None:  # an .npy
         return arrays["array"], None
     ids = arrays.pop("ids", None)
     found = [name for name, array in arrays.items() if array.ndim == 2] if column is None else [column]
     if len(found) != 1 or found[0] not in arrays:
         raise ValueError(f"{path}: expected --column, one of {', '.join(arrays) or 'no arrays'}, got {column!r}")
     return arrays[found[0]], ids
+
+
+def read_weights(path: Path, given: str) -> NDArray[Any]:
+    """A number a row, (N,) or (N, 1) in a ``.npy``; ``path`` is that of the vectors."""
+    if not given.endswith(".npy"):
+        raise ValueError(f"--weights: expected a column of {path} or a file .npy, got {given!r}")
+    values, _ = _numpy(Path(given), None)
+    return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
 
 
 def _csv(path: Path) -> dict[str, list[Any]]:
@@ -122,7 +134,8 @@ def _csv(path: Path) -> dict[str, list[Any]]:
     if not rows:
         raise ValueError(f"{path}: expected rows, got an empty file")
     header = [str(i) for i in range(len(rows[0]))]
-    if not all(_is_number(cell) for cell in rows[0]):
+    numbered = len(header) > 2 and rows[0] == header  # the columns of a table of pandas that have no names
+    if numbered or not all(_is_number(cell) for cell in rows[0]):
         header, rows = rows[0], rows[1:]
     if len(set(header)) < len(header):
         raise ValueError(f"{path}: expected columns of different names, got {', '.join(header[:8])}")

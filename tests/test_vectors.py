@@ -1,0 +1,118 @@
+"""Files of vectors as other programs write them, and what ``torchcpl select`` prints and writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from torchcpl.cli import main
+from torchcpl.vectors import read_vectors
+
+X = np.random.default_rng(0).normal(size=(12, 3)).round(3)
+
+
+def csv(header: list[str], *columns: list[str]) -> str:
+    rows = zip(*columns, *X.astype(str).T, strict=True)
+    return "\n".join([",".join(header), *(",".join(row) for row in rows)])
+
+
+NAMES = [f"n{i}" for i in range(len(X))]
+INDEX = [str(3 * i) for i in range(len(X))]
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        (csv(["", "0", "1", "2"], INDEX), INDEX),  # DataFrame.to_csv
+        (csv(["", "id", "a", "b", "c"], INDEX, NAMES), NAMES),
+        (csv(["0", "1", "2"]), [str(i) for i in range(len(X))]),  # DataFrame.to_csv(index=False)
+    ],
+)
+def test_the_index_and_the_numbered_columns_of_pandas_are_no_data(tmp_path: Path, text: str, ids: list[str]) -> None:
+    (tmp_path / "x.csv").write_text(text)
+    found = read_vectors(tmp_path / "x.csv")
+    assert np.array_equal(found.values, X)
+    assert list(found.ids) == ids
+
+
+def test_the_index_of_pandas_in_parquet_is_no_data(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {"a": X[:, 0], "b": X[:, 1], "c": X[:, 2], "__index_level_0__": list(map(int, INDEX))}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
+    found = read_vectors(tmp_path / "x.parquet")
+    assert np.array_equal(found.values, X)
+    assert list(found.ids) == INDEX
+
+
+def test_endings_in_capitals(tmp_path: Path) -> None:
+    (tmp_path / "X.CSV").write_text(csv(["a", "b", "c"]))
+    assert np.array_equal(read_vectors(tmp_path / "X.CSV").values, X)
+
+
+def test_an_npz_by_the_name_of_an_npy(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", features=X)
+    (tmp_path / "x.npz").rename(tmp_path / "x.npy")
+    assert np.array_equal(read_vectors(tmp_path / "x.npy").values, X)
+
+
+def test_a_column_that_a_npy_does_not_have(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    with pytest.raises(ValueError, match="expected --column, one of array, got 'vector'"):
+        read_vectors(tmp_path / "x.npy", column="vector")
+
+
+@pytest.mark.parametrize("shape", [(12,), (12, 1)])
+def test_weights_from_a_file(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "w.npy", np.where(np.arange(12) == 7, 50.0, 0.0).reshape(shape))
+    out = tmp_path / "picks.npy"
+    command = ["select", str(tmp_path / "x.npy"), "--size", "1", "--weights", str(tmp_path / "w.npy")]
+    assert main([*command, "--out", str(out)]) == 0
+    assert np.load(out).tolist() == [7]
+
+
+def test_weights_that_are_neither_a_column_nor_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.csv").write_text(csv(["a", "b", "c"]))
+    assert main(["select", str(tmp_path / "x.csv"), "--weights", "quality"]) == 2
+    assert "--weights: expected a column of" in capsys.readouterr().err
+
+
+def test_json_is_numbers_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "x.npy", X)
+    assert main(["select", str(tmp_path / "x.npy"), "--json", "--out", str(tmp_path / "picks.csv")]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert all(0 < row["probability"] <= 1 for row in rows)
+
+
+def test_fewer_answers_than_hypotheses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "x.npy", X[:1])
+    assert main(["select", str(tmp_path / "x.npy"), "--hypotheses", "3", "--json"]) == 0
+    assert [row["row"] for row in json.loads(capsys.readouterr().out)["rows"]] == [0]
+
+
+def test_nothing_is_written_where_a_page_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(600, 3)))
+    out, page = tmp_path / "picks.csv", tmp_path / "page.html"
+    assert main(["select", str(tmp_path / "x.npy"), "--size", "2", "--out", str(out), "--explore", str(page)]) == 2
+    said = capsys.readouterr()
+    assert "at most 512 rows" in said.err
+    assert not said.out
+    assert not out.exists()
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = [sys.executable, "-m", "torchcpl", "completion"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 141
