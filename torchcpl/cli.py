@@ -200,7 +200,7 @@ def select(options: argparse.Namespace) -> None:
     columns = tuple(Column(name, name.replace("_", " ")) for name in records[0])
     notes = (f"{vectors.skipped} broken images were skipped.",) if vectors.skipped else ()
     shown = [{**row, "probability": f"{row['probability']:.3f}"} for row in records]
-    _show(Table(f"{len(first)} of {len(vectors.ids):,} in {options.file}", columns, shown, (), notes), None, options)
+    _show(Table(f"{len(first)} of {len(vectors):,} in {options.file}", columns, shown, (), notes), None, options)
     if options.out:
         write_picks(options.out, records)
     if options.sheet:
