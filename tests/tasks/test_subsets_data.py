@@ -205,18 +205,8 @@ def test_sampler_rejects() -> None:
     features, labels = source()
     with pytest.raises(ValueError, match="at least min_classes = 3 classes, got 2"):
         BagSampler(features, labels % 2)
-    with pytest.raises(ValueError, match="labels: expected values of at least 0, got -1"):
-        BagSampler(features, labels - 1)
-    with pytest.raises(ValueError, match="labels: expected a long"):
-        BagSampler(features, labels[:-1])
-    with pytest.raises(ValueError, match="features: expected"):
-        BagSampler(features[:, 0], labels)
-    with pytest.raises(ValueError, match="batch_size"):
-        BagSampler(features, labels).sample(0, torch.Generator())
     with pytest.raises(ValueError, match="min_classes: expected at most max_classes = 10, got 11"):
         BagProtocol(min_classes=11)
-    with pytest.raises(ValueError, match="max_items: expected an integer of at least 1"):
-        BagProtocol(max_items=0)
 
 
 # ---------------------------------------------------------------------------------------------- sources
