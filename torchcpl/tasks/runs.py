@@ -108,7 +108,9 @@ def _side_by_side(planned: dict[Path, C], make: Callable[[C], Task], jobs: int, 
     validations = {path: -(-config.epochs // config.validate_every) for path, config in planned.items()}
     columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TextColumn("validations"))
     # Spawned, not forked: a fork of a process that has run torch can hang.
-    pool = ProcessPoolExecutor(min(jobs, len(planned)), multiprocessing.get_context("spawn"), _single_thread)
+    pool = ProcessPoolExecutor(
+        min(jobs, len(planned)), multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
+    )
     bar = Progress(
         *columns, TimeElapsedColumn(), Remaining(), console=(console := Console(stderr=True)),
         disable=not (progress and console.is_interactive),
@@ -130,10 +132,6 @@ def _side_by_side(planned: dict[Path, C], make: Callable[[C], Task], jobs: int, 
             for child in multiprocessing.active_children():
                 child.terminate()  # on SIGTERM a run saves and ends
             raise
-
-
-def _single_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def _fit_quietly(make: Callable[[C], Task], config: C, path: Path) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcpl.files import read_text
+
 PARTS = ("train", "valid", "test")
 MEALS = "meals"  # the source that needs no file
 
@@ -93,10 +95,7 @@ Lines = list[tuple[int, list[str]]]  # the number of a line and what stands on i
 
 def read_lines(path: Path) -> Lines:
     """The fields of every line. Numbers stand apart by blanks or commas; names by tabs, or else commas as in CSV."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
+    text = read_text(path)
     rows = text.splitlines()
     if not any(row.strip() for row in rows):
         raise ValueError(f"{path}: expected a basket a line, got an empty file")
@@ -183,7 +182,7 @@ def read_parts(path: Path) -> list[Tensor]:
 def _read_names(path: Path) -> list[str] | None:
     if not path.is_file():
         return None
-    names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    names = [line.strip() for line in read_text(path).splitlines()]
     for number, name in enumerate(names, 1):
         if not name:
             raise ValueError(f"{path}:{number}: expected the name of an item, got an empty line")
