@@ -297,11 +297,8 @@ class _Loop:
 
     def _gather(self, tensor: Tensor) -> Tensor:
         """The tensors of all processes, stacked, on the CPU."""
-        parts = [tensor.to(self.fabric.device)]
-        if self.fabric.world_size > 1:
-            parts = [torch.empty_like(parts[0]) for _ in range(self.fabric.world_size)]
-            torch.distributed.all_gather(parts, tensor.to(self.fabric.device))
-        return torch.stack(parts).cpu()  # (processes, ...)
+        found = cast(Tensor, self.fabric.all_gather(tensor))
+        return found.view(self.fabric.world_size, *tensor.shape).cpu()
 
     def _check(self) -> None:
         """Raise NonFiniteLoss if a loss, gradient or parameter has become NaN or infinite."""

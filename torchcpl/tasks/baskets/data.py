@@ -52,24 +52,19 @@ def load_baskets(
     if source == MEALS:
         return meals()
     path = Path(source)
-    files = {part: Path(f"{source}.{part}.txt") for part in PARTS}
-    if path.is_file():
-        lines = read_lines(path)
-        items = _read_names(Path(str(path.with_suffix("")).removesuffix(".train") + ".items.txt"))
-        names = items if items is not None else vocabulary(lines)
-        parts = {"train": read_sets(lines, names, most, path)}
-        whole = True
-    else:
-        missing = [file for file in files.values() if not file.is_file()]
-        if missing:
-            raise ValueError(f"source = {source!r}: expected a file, or FOLDER/NAME with {missing[0]} and so on")
-        every = {part: read_lines(file) for part, file in files.items()}
-        items = _read_names(Path(f"{source}.items.txt"))
-        names = items if items is not None else vocabulary(every["train"])
-        parts = {part: read_sets(lines, names, most, files[part]) for part, lines in every.items()}
+    alone = path.is_file()
+    files = {"train": path} if alone else {part: Path(f"{source}.{part}.txt") for part in PARTS}
+    missing = [file for file in files.values() if not file.is_file()]
+    if missing:
+        raise ValueError(f"source = {source!r}: expected a file, or FOLDER/NAME with {missing[0]} and so on")
+    lines = {part: read_lines(file) for part, file in files.items()}
+    stem = str(path.with_suffix("")).removesuffix(".train") if alone else source
+    names = _read_names(Path(f"{stem}.items.txt"))
+    names = vocabulary(lines["train"]) if names is None else names
+    parts = {part: read_sets(rows, names, most, files[part]) for part, rows in lines.items()}
+    if not alone:
         _tell_unseen(parts, names, files)
-        whole = False
-    if whole or split == "random":
+    if alone or split == "random":
         parts = divide([basket for part in parts.values() for basket in part], held_out, split_seed, source)
     tensors = {part: padded(baskets) for part, baskets in parts.items()}
     return Baskets(path.name.removesuffix(".txt"), names, features=_read_features(features, len(names)), **tensors)

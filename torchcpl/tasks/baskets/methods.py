@@ -26,8 +26,6 @@ JITTER = 1e-4  # on a kernel's diagonal: no set is impossible
 class SetModel(SelectionModel):
     """A distribution over the subsets of N items, one for all baskets."""
 
-    bounded = False  # whether log_prob of large sets is a lower bound
-
     def __init__(self, config: BasketsConfig, frequency: Tensor) -> None:
         super().__init__()
         self.config = config
@@ -64,8 +62,6 @@ class SetModel(SelectionModel):
 
 class StepwiseSets(SetModel):
     """A process that picks item after item: CPL, or the autoregressive pointer."""
-
-    bounded = True
 
     @abstractmethod
     def potentials(self) -> Potentials:
