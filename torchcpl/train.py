@@ -33,7 +33,7 @@ from torchcpl.checkpoints import (
     write_checkpoint,
 )
 from torchcpl.config import TrainConfig
-from torchcpl.files import extra, named, write_synced
+from torchcpl.files import about, extra, named, write_synced
 from torchcpl.inference import WARM_UPS, Captured, leaves
 
 if TYPE_CHECKING:
@@ -240,10 +240,8 @@ class _Loop:
         batch = self.task.batch(step * self.fabric.world_size + self.fabric.global_rank)
         if self.capture and step == self.start + WARM_UPS:
             self.captured = Captured(self._update, batch)
-        try:
+        with about(self._when(step)):  # the model's own checks may find NaN
             seen = self._replay(batch)  # (K + P,)
-        except ValueError as error:  # a NaN found by the model's own checks
-            raise ValueError(f"{self._when(step)}: {error}") from error
         if self.config.ema:
             self._average(step)
         self.totals += seen[: len(self.terms)]
