@@ -30,6 +30,7 @@ from torchcpl.decoding.greedy import greedy
 from torchcpl.files import write_atomic
 from torchcpl.hypotheses import hypotheses
 from torchcpl.interactions import Contextual, Coverage, Dense, DenseCoverage, Interaction, LowRank, Recent
+from torchcpl.metrics import path_distances
 from torchcpl.potentials import Potentials, check_potentials
 
 Array = NDArray[Any]
@@ -167,14 +168,9 @@ def _paths(pot: Potentials, items: dict[str, Any], rules: Rules, marks: Sequence
 
 def _apart(points: Tensor, indices: Tensor) -> Tensor:
     """(B, K, K) mean distance from the points of one answer (B, K, T) to the nearest of the other, both ways."""
-    at, real = points[indices.clamp(min=0)], indices >= 0  # (B, K, T, 2)
-    rows = []
-    for k in range(indices.shape[1]):  # one answer at a time: (B, K, K, T, T) is large
-        away = torch.cdist(at[:, k : k + 1], at)  # (B, K, T, T)
-        nearest = away.masked_fill(~real.unsqueeze(2), torch.inf).amin(-1)  # (B, K, T), of the points of answer k
-        rows.append(nearest.masked_fill(~real[:, k : k + 1], 0).sum(-1) / real[:, k : k + 1].sum(-1).clamp(min=1))
-    there = torch.stack(rows, 1)  # (B, K, K)
-    return there + there.transpose(1, 2)
+    at, lengths = points[indices.clamp(min=0)], (indices >= 0).sum(-1)  # (B, K, T, 2), (B, K)
+    pairs = zip(at.split(1, 1), lengths.split(1, 1), strict=True)  # one answer at a time: (B, K, K, T, T) is large
+    return 2 * torch.cat([path_distances(*one, at, lengths) for one in pairs], 1)
 
 
 def _tables(interaction: Interaction) -> dict[str, Tensor]:
