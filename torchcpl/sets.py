@@ -50,7 +50,7 @@ ORDER_LIMIT = 5  # largest part whose orders are enumerated, where the whole ord
 REST_LIMIT = 12  # most remaining candidates over whose subsets inclusion probabilities are summed exactly
 POSTERIOR_SAMPLES = 1024  # orders of a given part that are sampled above these limits
 CHUNK = 2**25  # most logits at a time
-CACHED = 2**19  # of the dynamic programme on the CPU, whose cache should hold them
+CACHED = 2**19  # the same for dynamic programming on the CPU, so that they fit into its cache
 
 
 def set_nll(

@@ -46,7 +46,7 @@ def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -
     place = torch.arange(n + 1, device=device)
     steps = torch.arange(rules.max_len, device=device)
     limit, end = (torch.full((), size, device=device) for size in (rules.max_len, n))
-    fate = torch.full_like(place, -torch.inf, dtype=dtype).where(place < n, highest)  # of a score once it is chosen
+    fate = torch.full_like(place, -torch.inf, dtype=dtype).where(place < n, highest)  # what a chosen score becomes
     state, add, advance = _process(pot.interaction, scores)
     least = None if stop_threshold is None else math.log(stop_threshold)
 

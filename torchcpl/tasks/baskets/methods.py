@@ -184,7 +184,7 @@ class Bernoullis(SetModel):
         self.weights = nn.Parameter(torch.zeros(count))
 
     def log_prob(self, sets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.base + 10 * self.spread  # (C, N); ten times, so that the rate of the others suits it
+        logits = self.base + 10 * self.spread  # (C, N); times ten: then the other methods' learning rate suits it
         inside = picked_mask(sets, self.num_items).to(logits.dtype)  # (B, N)
         absent = torch.nn.functional.logsigmoid(-logits).sum(-1)  # (C,)
         value = (inside @ logits.T + absent + self.weights.log_softmax(0)).logsumexp(-1)
