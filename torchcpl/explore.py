@@ -14,7 +14,7 @@ import mimetypes
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from torchcpl.constraints import Constraint, Forbid, Require, Rules
 from torchcpl.decoding.greedy import greedy
 from torchcpl.files import write_atomic
 from torchcpl.hypotheses import hypotheses
-from torchcpl.interactions import Contextual, Coverage, Dense, DenseCoverage, Interaction, LowRank, Recent
+from torchcpl.interactions import Contextual, Coverage, Dense, DenseCoverage, LowRank, Recent
 from torchcpl.metrics import path_distances
 from torchcpl.potentials import Potentials, check_potentials
 
@@ -173,13 +173,9 @@ def _apart(points: Tensor, indices: Tensor) -> Tensor:
     return 2 * torch.cat([path_distances(*one, at, lengths) for one in pairs], 1)
 
 
-def _tables(interaction: Interaction) -> dict[str, Tensor]:
-    return {f.name: v for f in fields(interaction) if isinstance(v := getattr(interaction, f.name), Tensor)}  # type: ignore[arg-type]
-
-
 def _rounded(pot: Potentials) -> tuple[Potentials, int | None]:
     """The potentials as they will be stored, and to how many bits the interaction is rounded; None for not at all."""
-    tables = _tables(pot.interaction)
+    tables = pot.interaction.tensors
     count = sum(table.numel() for table in tables.values())
     small = count * tables[next(iter(tables))].element_size() <= ROOM
     if small or not all(table.isfinite().all() for table in tables.values()):  # infinities cannot be quantised
@@ -210,7 +206,7 @@ def _potentials(pot: Potentials, bits: int | None) -> dict[str, Any]:
         "unary": _packed(pot.unary[0]),
         "stop": _packed(pot.stop),
         "mask": _packed(pot.mask[0].to(torch.uint8)),
-        "parts": {name: _packed(table[0], bits) for name, table in _tables(interaction).items()},
+        "parts": {name: _packed(table[0], bits) for name, table in interaction.tensors.items()},
         "network": _network(interaction.network, interaction.values) if isinstance(interaction, Contextual) else None,
     }
 

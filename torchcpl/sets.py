@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations
 from typing import Any
@@ -386,8 +386,8 @@ def _buckets(pot: Potentials, sets: Tensor, rules: Rules, limit: int | None = No
 def _shared(pot: Potentials, rules: Rules) -> bool:
     """Whether all rows are views of one row, and the rules are the same for all."""
     alike = rules.plain and not isinstance(rules.stop_bias, Tensor) and rules.available is pot.mask
-    parts = [pot.unary, pot.stop, *(getattr(pot.interaction, f.name) for f in fields(pot.interaction))]  # type: ignore[arg-type]
-    alike = alike and all(part.stride(0) == 0 for part in parts if isinstance(part, Tensor))
+    parts = [pot.unary, pot.stop, *pot.interaction.tensors.values()]
+    alike = alike and all(part.stride(0) == 0 for part in parts)
     return alike and (pot.mask.stride(0) == 0 or bool(pot.mask.all()))
 
 
