@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from scipy.stats import chisquare  # type: ignore[import-untyped]
 from torch import Tensor
 
-from torchcpl.encoders.resnet import load_resnet18, prepare, resnet18
+from torchcpl.encoders.resnet import ResNet18, load_resnet18, prepare
 from torchcpl.tasks.subsets import cifar, data
 from torchcpl.tasks.subsets.bags import BagProtocol, Bags, BagSampler, fixed_bags
 from torchcpl.tasks.subsets.data import Features, load_source, split_held_out
@@ -414,7 +414,7 @@ def write_cifar100(root: Path, writer: str = "python2", seed: int = 0) -> dict[s
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("weights") / "resnet18.safetensors"
-    save_file({name: value.contiguous() for name, value in resnet18().state_dict().items()}, path)
+    save_file({name: value.contiguous() for name, value in ResNet18().state_dict().items()}, path)
     return path
 
 
@@ -498,7 +498,7 @@ def test_cache_is_keyed_by_content(tmp_path: Path, weights: Path, monkeypatch: p
     assert calls == [5, 3]
     assert not torch.equal(first.train, third.train)
     other = tmp_path / "other.safetensors"
-    save_file({name: value.contiguous() for name, value in resnet18().state_dict().items()}, other)
+    save_file({name: value.contiguous() for name, value in ResNet18().state_dict().items()}, other)
     load(tmp_path / "a", other)
     assert calls == [5, 3]
     assert [path.suffix for path in cache.iterdir()] == [".npz"] * 3
