@@ -122,7 +122,8 @@ class FoldsTask(PilesTask):
         folds = Folds(self.config, self.names)
         if self.init:
             for name, one in zip(self.names, folds.models, strict=True):
-                one.net.load_state_dict(load_model(self.init / f"{name}.safetensors")[0].state_dict())
+                before = load_model(self.init / f"{name}.safetensors")[0].state_dict()
+                one.get_submodule("net").load_state_dict(before)
         return folds
 
     def batch(self, step: int) -> dict[str, Tensor]:

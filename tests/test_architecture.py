@@ -17,8 +17,8 @@ ROOT = Path(torchcpl.__file__).parent
 # fmt: off
 ROOMS = [
     "checks", "potentials", "interactions", "constraints", "functional", "kernels", "losses", "decoding", "sets",
-    "hypotheses", "distribution", "head", "inference", "files", "hub", "explore", "encoders", "reduce", "select",
-    "metrics", "selectors", "config", "provenance", "vectors", "sheet", "estimator", "checkpoints", "train", "tables",
+    "hypotheses", "distribution", "head", "metrics", "inference", "files", "hub", "explore", "encoders", "reduce",
+    "select", "selectors", "config", "provenance", "vectors", "sheet", "estimator", "checkpoints", "train", "tables",
     "plots", "report", "tasks", "predict", "completion", "cli", "__main__",
 ]
 # fmt: on

@@ -207,9 +207,9 @@ def test_picks_are_written(tmp_path: Path, kind: str) -> None:
 def test_a_folder_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cv2 = pytest.importorskip("cv2")
     safetensors = pytest.importorskip("safetensors.torch")
-    from torchcpl.encoders.resnet import resnet18
+    from torchcpl.encoders.resnet import ResNet18
 
-    weights = {name: value.contiguous() for name, value in resnet18().state_dict().items()}
+    weights = {name: value.contiguous() for name, value in ResNet18().state_dict().items()}
     safetensors.save_file(weights, tmp_path / "net.safetensors")
     folder = tmp_path / "pictures"
     (folder / "sub").mkdir(parents=True)

@@ -285,8 +285,6 @@ def _point(run: Path, name: str) -> None:
 
 def _open(run: Path, which: str) -> tuple[Path, dict[str, Any]]:
     """The folder and the state of a checkpoint."""
-    if which not in ("best", "last"):
-        raise ValueError(f"which = {which!r}: expected 'best' or 'last'")
     folder = run / which
     if not (run / "config.toml").is_file():
         raise CheckpointError(f"{run} is not a run: it has no config.toml")

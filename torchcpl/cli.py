@@ -213,7 +213,7 @@ def select(options: argparse.Namespace) -> None:
         copy_picks(options.copy, vectors, first)
     columns = tuple(Column(name, name.replace("_", " "), 3 if name == "probability" else None) for name in records[0])
     notes = (f"{vectors.skipped} broken images were skipped.",) if vectors.skipped else ()
-    _show(Table(f"{len(first)} of {len(vectors.ids):,} in {options.file}", columns, records, (), notes), None, options)
+    _show(Table(f"{len(first)} of {len(vectors):,} in {options.file}", columns, records, (), notes), None, options)
     written = [str(path) for path in (options.out, options.sheet, options.explore, options.copy) if path]
     if written and not options.json:
         _say(f"Written to {', '.join(written)}")

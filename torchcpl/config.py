@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from torchcpl.checks import short
-from torchcpl.files import read_text
+from torchcpl.files import about, read_text
 
 C = TypeVar("C", bound="TrainConfig")
 LARGEST = 2**63 - 1  # of a tensor's size or a seed
@@ -87,10 +87,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 def from_toml(cls: type[C], path: str | Path) -> C:
     """A configuration of class ``cls`` from a TOML file; fields that are not in the file have their defaults."""
     values = read_toml(path)
-    try:
+    with about(path):
         return _build(cls, values)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def override(config: C, **changes: Any) -> C:

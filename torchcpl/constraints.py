@@ -32,15 +32,6 @@ class History:
     count: Tensor  # (B, K) how many picks
 
 
-@dataclass(frozen=True)
-class Outlook:
-    """What must still be picked, for constraints that must leave room for it."""
-
-    available: Tensor  # (B, K, N) real, not forbidden, not yet picked
-    missing: Tensor | None  # (B, K, N) required and not yet picked
-    owed: Tensor | None  # (B, K) number of picks still needed to reach min_len
-
-
 def per_row(name: str, value: Any, pot: Potentials, dtype: torch.dtype) -> Tensor:
     """(N,) or (B, N) per candidate → (B or 1, N) on the potentials' device."""
     given = as_tensor(name, value, pot)
@@ -248,7 +239,7 @@ class Rules:
             return allowed, None
 
         stop = history.count >= self.min_len
-        missing = owed = None
+        missing = None  # (B, K, N) required and not yet picked
         if self.required is not None:
             missing = self.required.unsqueeze(1) & ~history.selected
             outstanding = missing.sum(-1)
@@ -256,11 +247,9 @@ class Rules:
             # Once only as many picks are left as required ones are missing, only those are allowed.
             slots = self.max_len - history.count  # (B, K)
             allowed = allowed & (missing | (slots > outstanding).unsqueeze(-1))
-        if self.min_len > 0:
-            owed = (self.min_len - history.count).clamp(min=0)
-        outlook = Outlook(left, missing, owed)
+        owed = (self.min_len - history.count).clamp(min=0) if self.min_len else None  # (B, K) picks up to min_len
         for cost, limit in self._budgets:
-            allowed = allowed & _affordable(cost, limit, history, outlook)
+            allowed = allowed & _affordable(cost, limit, history.selected, left, missing, owed)
         for matrix in self._adjacent:
             allowed = allowed & _next_to(matrix, history.last)
         for function in self._callables:
@@ -357,20 +346,25 @@ def _budget(constraint: Budget, pot: Potentials) -> tuple[Tensor, Tensor]:
     return cost, limit.double().expand(batch) * (1 + rounding)
 
 
-def _affordable(cost: Tensor, limit: Tensor, history: History, outlook: Outlook) -> Tensor:
-    """(B, K, N) candidates that leave enough for the required ones and for the cheapest way to reach min_len."""
+def _affordable(
+    cost: Tensor, limit: Tensor, selected: Tensor, available: Tensor, missing: Tensor | None, owed: Tensor | None
+) -> Tensor:
+    """(B, K, N) candidates that leave enough for the required ones and for the cheapest way to reach min_len.
+
+    ``cost`` (B, N), ``limit`` (B,); ``selected``, ``available`` and, of the required ones, ``missing`` (B, K, N);
+    ``owed`` (B, K) picks up to min_len.
+    """
     cost = cost.unsqueeze(1)  # (B, 1, N)
     limit = limit.view(-1, 1, 1)
-    left = torch.where(limit < torch.inf, limit - _total(cost, history.selected), torch.inf)  # (B, K, 1)
-    missing = outlook.missing
+    left = torch.where(limit < torch.inf, limit - _total(cost, selected), torch.inf)  # (B, K, 1)
     reserved = cost.new_zeros(1) if missing is None else _total(cost, missing)  # (B, K, 1)
     need = cost + reserved if missing is None else torch.where(missing, reserved, cost + reserved)
-    if outlook.owed is None:
+    if owed is None:
         return need <= left
     # With f picks owed beyond the required ones, picking i costs max(c_i, c_(f)) and the f−1 cheapest others.
-    spare = outlook.available if missing is None else outlook.available & ~missing
-    owed = outlook.owed if missing is None else (outlook.owed - missing.sum(-1)).clamp(min=0)
-    ranked = cost.expand(spare.shape).masked_fill(~spare, torch.inf).sort(-1).values
+    if missing is not None:
+        available, owed = available & ~missing, (owed - missing.sum(-1)).clamp(min=0)
+    ranked = cost.expand(available.shape).masked_fill(~available, torch.inf).sort(-1).values
     total = torch.nn.functional.pad(ranked.cumsum(-1), (1, 0))  # (B, K, N+1), total[f] of the f cheapest
 
     def cheapest(count: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from torchcpl.checks import check_choice, check_count
 from torchcpl.encoders.distances import distances
@@ -83,10 +85,6 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         rows = np.concatenate([self.representative_vectors_, X])
         count = len(self.representatives_)
         return assign(rows, np.arange(count), self.metric).numpy()[count:]
-
-    def fit_predict(self, X: Any, y: Any = None) -> NDArray[np.int64]:
-        labels: NDArray[np.int64] = self.fit(X).labels_
-        return labels
 
     def score(self, X: Any, y: Any = None) -> float:
         """For rows minus the mean distance to their representative, for bags the mean F1 of the picks against y.
@@ -168,11 +166,7 @@ def _rows(picks: Any, n: int, bag: int) -> Tensor:
 
 def _padded(d: Sequence[Tensor], picks: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Distances (B, N, N), mask (B, N) and picks (B, T), −1 padded."""
-    n, most = max(len(one) for one in d), max(len(rows) for rows in picks)
-    batch, mask = torch.zeros(len(d), n, n), torch.zeros(len(d), n, dtype=torch.bool)
-    target = torch.full((len(d), most), -1)
-    for i, (one, rows) in enumerate(zip(d, picks, strict=True)):
-        batch[i, : len(one), : len(one)] = one
-        mask[i, : len(one)] = True
-        target[i, : len(rows)] = rows
-    return batch, mask, target
+    n = max(map(len, d))
+    batch = torch.stack([pad(one, (0, n - len(one), 0, n - len(one))) for one in d])
+    mask = torch.arange(n) < torch.tensor([[len(one)] for one in d])
+    return batch, mask, pad_sequence(list(picks), batch_first=True, padding_value=-1)

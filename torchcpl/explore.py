@@ -14,7 +14,7 @@ import mimetypes
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from torchcpl.constraints import Constraint, Forbid, Require, Rules
 from torchcpl.decoding.greedy import greedy
 from torchcpl.files import write_atomic
 from torchcpl.hypotheses import hypotheses
-from torchcpl.interactions import Contextual, Coverage, Dense, DenseCoverage, Interaction, LowRank, Recent
+from torchcpl.interactions import Contextual, Coverage, Dense, DenseCoverage, LowRank, Recent
+from torchcpl.metrics import path_distances
 from torchcpl.potentials import Potentials, check_potentials
 
 Array = NDArray[Any]
@@ -167,23 +168,14 @@ def _paths(pot: Potentials, items: dict[str, Any], rules: Rules, marks: Sequence
 
 def _apart(points: Tensor, indices: Tensor) -> Tensor:
     """(B, K, K) mean distance from the points of one answer (B, K, T) to the nearest of the other, both ways."""
-    at, real = points[indices.clamp(min=0)], indices >= 0  # (B, K, T, 2)
-    rows = []
-    for k in range(indices.shape[1]):  # one answer at a time: (B, K, K, T, T) is large
-        away = torch.cdist(at[:, k : k + 1], at)  # (B, K, T, T)
-        nearest = away.masked_fill(~real.unsqueeze(2), torch.inf).amin(-1)  # (B, K, T), of the points of answer k
-        rows.append(nearest.masked_fill(~real[:, k : k + 1], 0).sum(-1) / real[:, k : k + 1].sum(-1).clamp(min=1))
-    there = torch.stack(rows, 1)  # (B, K, K)
-    return there + there.transpose(1, 2)
-
-
-def _tables(interaction: Interaction) -> dict[str, Tensor]:
-    return {f.name: v for f in fields(interaction) if isinstance(v := getattr(interaction, f.name), Tensor)}  # type: ignore[arg-type]
+    at, lengths = points[indices.clamp(min=0)], (indices >= 0).sum(-1)  # (B, K, T, 2), (B, K)
+    pairs = zip(at.split(1, 1), lengths.split(1, 1), strict=True)  # one answer at a time: (B, K, K, T, T) is large
+    return 2 * torch.cat([path_distances(*one, at, lengths) for one in pairs], 1)
 
 
 def _rounded(pot: Potentials) -> tuple[Potentials, int | None]:
     """The potentials as they will be stored, and to how many bits the interaction is rounded; None for not at all."""
-    tables = _tables(pot.interaction)
+    tables = pot.interaction.tensors
     count = sum(table.numel() for table in tables.values())
     small = count * tables[next(iter(tables))].element_size() <= ROOM
     if small or not all(table.isfinite().all() for table in tables.values()):  # infinities cannot be quantised
@@ -214,7 +206,7 @@ def _potentials(pot: Potentials, bits: int | None) -> dict[str, Any]:
         "unary": _packed(pot.unary[0]),
         "stop": _packed(pot.stop),
         "mask": _packed(pot.mask[0].to(torch.uint8)),
-        "parts": {name: _packed(table[0], bits) for name, table in _tables(interaction).items()},
+        "parts": {name: _packed(table[0], bits) for name, table in interaction.tensors.items()},
         "network": _network(interaction.network, interaction.values) if isinstance(interaction, Contextual) else None,
     }
 

@@ -65,6 +65,15 @@ def named(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
+@contextlib.contextmanager
+def about(what: object) -> Iterator[None]:
+    """Put a file, or whatever else an error is about, before the message of a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+
+
 def sync_folder(path: Path) -> None:
     """Fsync a folder, whose entries were made, moved or removed."""
     if os.name == "nt":  # Windows cannot open folders

@@ -141,7 +141,6 @@ class Compiled:
             raise ValueError("model: expected one in evaluation mode, as after model.eval(), got one in training mode")
         self.copy = copy
         self.dtype = dtype
-        self.arguments = len(given)
         devices = {leaf.device for _, leaf in leaves(given) if isinstance(leaf, Tensor)}
         if len(devices) != 1:
             raise ValueError(
@@ -162,12 +161,11 @@ class Compiled:
         return new
 
     def _bind(self, given: tuple[Any, ...]) -> None:
-        example = self._packed(given)
-        self.leaves = dict(leaves(example))
+        self.leaves = dict(leaves(given))
         self.captured: Captured | None = None
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
-                inputs = each_tensor(example, lambda tensor: tensor.detach().clone())  # with the graph's strides
+                inputs = each_tensor(given, lambda tensor: tensor.detach().clone())  # with the graph's strides
                 side = torch.cuda.Stream()
                 side.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(side):
@@ -177,26 +175,19 @@ class Compiled:
                 self.captured = Captured(self._run, inputs)
 
     def __call__(self, *given: Any) -> Any:
-        packed = self._packed(given)
-        found = dict(leaves(packed))
+        found = dict(leaves(given))
         self._check(found)
         if self.captured is None:
-            return self._run(packed)
+            return self._run(given)
         result = self.captured(found)
         return copied(result) if self.copy else result
 
-    def _packed(self, given: tuple[Any, ...]) -> Any:
-        """The only argument, or all of them."""
-        if len(given) != self.arguments:
-            raise ValueError(f"input: expected {self.arguments} arguments as in the example, got {len(given)}")
-        return given[0] if self.arguments == 1 else given
-
-    def _run(self, given: Any) -> Any:
+    def _run(self, given: tuple[Any, ...]) -> Any:
         half = self.dtype != torch.float32
         # No autocast cache: it would keep weights cast into the graph's memory pool.
         arithmetic = torch.autocast(self.device.type, self.dtype if half else None, enabled=half, cache_enabled=False)
         with torch.inference_mode(), arithmetic, _float32_products(self.products):
-            return self.model(given) if self.arguments == 1 else self.model(*given)
+            return self.model(*given)
 
     def _check(self, found: Mapping[str, Any]) -> None:
         """Raise unless structure, shapes, dtypes, device and constants are those of the example."""

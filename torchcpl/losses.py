@@ -137,7 +137,8 @@ def _permutation_loss(pot: Potentials, target: Tensor, orders: Tensor, weights: 
 def _subset_loss(pot: Potentials, target: Tensor, picked: Tensor, weights: tuple[float, float]) -> Tensor:
     """(B,) the mean over the contexts ``picked`` (B, M, T), True where an item is in S."""
     picks = target.unsqueeze(1).masked_fill(~picked, -1)  # (B, M, T)
-    history = History(picked_mask(picks, pot.num_candidates), picks[..., :0].sum(-1) - 1, (picks >= 0).sum(-1))
+    count = (picks >= 0).sum(-1)  # (B, M)
+    history = History(picked_mask(picks, pot.num_candidates), torch.full_like(count, -1), count)
     log_probs = step_log_probs(pot, pot.interaction.after(picks), history, Rules(pot))  # (B, M, N+1)
     remaining = ~picked & (target >= 0).unsqueeze(1)
     index = target.clamp(min=0).unsqueeze(1).expand(picks.shape)

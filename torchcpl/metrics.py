@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcpl.checks import check_tensor, validating
+from torchcpl.potentials import picked_mask
 
 IMAGE_DIAGONAL = 256 * math.sqrt(2)
 
@@ -43,12 +44,10 @@ def cluster_scores(picks: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """
     check_tensor("labels", labels, ("B", "N"), "long")
     check_tensor("picks", picks, (labels.shape[0], "T"), "long", like=labels)
-    B, N = labels.shape
+    N = labels.shape[1]
     if validating(picks) and (picks >= N).any():
         raise ValueError(f"picks: expected indices below {N}, got {int(picks.max())}")
-    # Column N collects the padding and is dropped.
-    chosen = torch.zeros(B, N + 1, dtype=torch.bool, device=labels.device)
-    chosen = chosen.scatter(1, torch.where(picks < 0, N, picks), True)[:, :N]  # (B, N)
+    chosen = picked_mask(picks, N)  # (B, N)
     size = chosen.sum(1)
     clusters = _distinct(labels)
     hits = _distinct(torch.where(chosen, labels, -1))

@@ -129,10 +129,8 @@ class Potentials:
     def check(self) -> None:
         """Raise ``ValueError`` naming the first tensor that holds NaN or +inf. −inf is legal: it rules a choice out."""
         self.check_scores()
-        for f in fields(self.interaction):  # type: ignore[arg-type]
-            value = getattr(self.interaction, f.name)
-            if isinstance(value, Tensor):
-                check_finite(f"interaction.{f.name}", value)
+        for name, part in self.interaction.tensors.items():
+            check_finite(f"interaction.{name}", part)
 
     def check_scores(self) -> None:
         """``check`` for ``unary`` and ``stop`` alone, which is cheap."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations
 from typing import Any
@@ -42,6 +42,7 @@ from torchcpl.functional import (
     step_log_probs,
 )
 from torchcpl.interactions.base import Additive, State, accumulator
+from torchcpl.losses import shuffled
 from torchcpl.potentials import Potentials, Selection, check_potentials, picked_mask
 
 SUBSET_LIMIT = 15  # largest set whose probability is computed exactly by default: 2¹⁵ subsets
@@ -49,7 +50,7 @@ ORDER_LIMIT = 5  # largest part whose orders are enumerated, where the whole ord
 REST_LIMIT = 12  # most remaining candidates over whose subsets inclusion probabilities are summed exactly
 POSTERIOR_SAMPLES = 1024  # orders of a given part that are sampled above these limits
 CHUNK = 2**25  # most logits at a time
-CACHED = 2**19  # of the dynamic programme on the CPU, whose cache should hold them
+CACHED = 2**19  # the same for dynamic programming on the CPU, so that they fit into its cache
 
 
 def set_nll(
@@ -228,7 +229,8 @@ def complete(
     found = []
     for part in buckets:
         orders, log_weight = _posterior(part, POSTERIOR_SAMPLES, generator)
-        chosen = _draw(log_weight, num_samples, generator) if num_samples else log_weight.argmax(-1, keepdim=True)
+        weight = log_weight.exp()
+        chosen = weight.multinomial(num_samples, True, generator=generator) if num_samples else weight.argmax(-1, True)
         given = orders.gather(1, chosen.unsqueeze(-1).expand(-1, -1, orders.shape[2]))  # (M, 1 or S, m)
         onward = part.rules.after(given)
         if num_samples:
@@ -385,8 +387,8 @@ def _buckets(pot: Potentials, sets: Tensor, rules: Rules, limit: int | None = No
 def _shared(pot: Potentials, rules: Rules) -> bool:
     """Whether all rows are views of one row, and the rules are the same for all."""
     alike = rules.plain and not isinstance(rules.stop_bias, Tensor) and rules.available is pot.mask
-    parts = [pot.unary, pot.stop, *(getattr(pot.interaction, f.name) for f in fields(pot.interaction))]  # type: ignore[arg-type]
-    alike = alike and all(part.stride(0) == 0 for part in parts if isinstance(part, Tensor))
+    parts = [pot.unary, pot.stop, *pot.interaction.tensors.values()]
+    alike = alike and all(part.stride(0) == 0 for part in parts)
     return alike and (pot.mask.stride(0) == 0 or bool(pot.mask.all()))
 
 
@@ -527,8 +529,7 @@ def _draw_orders(part: Bucket, samples: int, proposal: str, generator: torch.Gen
     log_q = part.pot.stop.new_zeros(rows, samples, dtype=accumulator(part.pot.stop.dtype))
     slots = items.unsqueeze(1).expand(-1, samples, -1)  # (M, S, k)
     if proposal == "uniform":
-        place = torch.rand(slots.shape, generator=generator, device=items.device) + (slots < 0).float()
-        return slots.gather(2, place.argsort(-1)), log_q - torch.lgamma((slots >= 0).sum(-1) + 1.0)
+        return shuffled(items, samples, generator), log_q - torch.lgamma((slots >= 0).sum(-1) + 1.0)
     state = part.pot.interaction.start(part.flat(log_q).shape[1])
     orders = torch.full_like(slots, -1)
     taken = slots < 0
@@ -569,9 +570,3 @@ def _posterior(part: Bucket, samples: int, generator: torch.Generator | None) ->
         weight = picks.sum(-1).view(orders.shape[:2]) - log_q
     dead = (weight == -torch.inf).all(-1, keepdim=True)
     return orders, weight.masked_fill(dead, 0).log_softmax(-1)
-
-
-def _draw(log_probs: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
-    """(M, S) indices sampled from the distributions (M, P)."""
-    noise = log_probs.new_empty(len(log_probs), samples, log_probs.shape[1]).exponential_(generator=generator)
-    return (log_probs.exp().unsqueeze(1) / noise).argmax(-1)

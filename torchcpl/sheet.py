@@ -42,7 +42,7 @@ def describe_picks(vectors: Vectors, found: Selection, metric: str) -> list[tupl
         counts = labels.bincount(minlength=len(rows)).tolist()
         which = {"answer": number} if len(indices) > 1 else {}
         picks = [
-            {**which, "pick": place, "row": i, "id": vectors.ids[i], "probability": round(p, 6), "stands_for": count}
+            {**which, "pick": place, "row": i, "id": vectors.name(i), "probability": round(p, 6), "stands_for": count}
             for place, (i, p, count) in enumerate(zip(rows.tolist(), chance, counts, strict=False), 1)
         ]
         answers.append((picks, labels.tolist()))
@@ -72,7 +72,7 @@ def write_sheet(path: str | Path, vectors: Vectors, picks: Sequence[Mapping[str,
         said = f"<small>{pick['probability']:.0%} · stands for {pick['stands_for']:,}</small>"
         head = f"<div class=pick>{_item(vectors, pick['row'], 128)}<b>{html.escape(pick['id'])}</b>{said}</div>"
         sections.append(f"<section>{head}<div class=rest>{rest}</div></section>")
-    title = f"{len(picks)} of {len(vectors.ids):,}"
+    title = f"{len(picks)} of {len(vectors):,}"
     page = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_CSS}</style><h1>{title}</h1>"
     write_atomic(path, (page + "\n".join(sections) + "\n").encode())
 
@@ -88,18 +88,19 @@ def write_explorer(
     pot = pile_potentials(vectors.values, metric, weights)
     shape = (1, pot.num_candidates)
     must, never = (as_mask("rows", rows, shape, pot.mask.device) for rows in (required, forbidden))
+    names = [vectors.name(row) for row in range(len(vectors))]
     images = None if vectors.files is None else [read_image(file, 96) for file in vectors.files]
     size, least, most = sizes
     explore(
-        pot, path, images if images is not None else list(vectors.ids), labels=list(vectors.ids) if images else None,
-        title=f"{len(vectors.ids)} candidates", min_len=size or least,
+        pot, path, images or names, labels=names if images else None,
+        title=f"{len(vectors)} candidates", min_len=size or least,
         max_len=size or most, stop_threshold=0.5 if size is None else None, constraints=[Require(must), Forbid(never)],
     )  # fmt: skip
 
 
 def _item(vectors: Vectors, row: int, side: int) -> str:
     """A thumbnail if the item is an image, else its name."""
-    name = html.escape(vectors.ids[row])
+    name = html.escape(vectors.name(row))
     picture = read_image(vectors.files[row], side) if vectors.files is not None else None
     if picture is None:
         return f"<span>{name}</span>" if side < 100 else ""

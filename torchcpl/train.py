@@ -33,7 +33,7 @@ from torchcpl.checkpoints import (
     write_checkpoint,
 )
 from torchcpl.config import TrainConfig
-from torchcpl.files import extra, named, write_synced
+from torchcpl.files import about, extra, named, write_synced
 from torchcpl.inference import WARM_UPS, Captured, leaves
 
 if TYPE_CHECKING:
@@ -240,10 +240,8 @@ class _Loop:
         batch = self.task.batch(step * self.fabric.world_size + self.fabric.global_rank)
         if self.capture and step == self.start + WARM_UPS:
             self.captured = Captured(self._update, batch)
-        try:
+        with about(self._when(step)):  # the model's own checks may find NaN
             seen = self._replay(batch)  # (K + P,)
-        except ValueError as error:  # a NaN found by the model's own checks
-            raise ValueError(f"{self._when(step)}: {error}") from error
         if self.config.ema:
             self._average(step)
         self.totals += seen[: len(self.terms)]
@@ -297,11 +295,8 @@ class _Loop:
 
     def _gather(self, tensor: Tensor) -> Tensor:
         """The tensors of all processes, stacked, on the CPU."""
-        parts = [tensor.to(self.fabric.device)]
-        if self.fabric.world_size > 1:
-            parts = [torch.empty_like(parts[0]) for _ in range(self.fabric.world_size)]
-            torch.distributed.all_gather(parts, tensor.to(self.fabric.device))
-        return torch.stack(parts).cpu()  # (processes, ...)
+        found = cast(Tensor, self.fabric.all_gather(tensor))
+        return found.view(self.fabric.world_size, *tensor.shape).cpu()
 
     def _check(self) -> None:
         """Raise NonFiniteLoss if a loss, gradient or parameter has become NaN or infinite."""

@@ -22,38 +22,28 @@ WRITTEN = (".csv", ".json", ".parquet", ".npy")
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """Rows of a file: ``values`` (N, D), perhaps mapped from disk; their names; for images where they are."""
+    """Rows of a file: ``values`` (N, D), perhaps mapped from disk; their names, if any; for images where they are."""
 
     values: NDArray[Any]
-    ids: Sequence[str]
+    ids: list[str] | None
     weights: NDArray[Any] | None = None
     files: Sequence[Path] | None = None
     skipped: int = 0  # images that could not be read
 
-    def row(self, name: str) -> int:
-        """Of the row called ``name``."""
-        if isinstance(self.ids, _Numbers):
-            place = int(name) if name.isdigit() else len(self.ids)
-        else:
-            place = next((i for i, known in enumerate(self.ids) if known == name), len(self.ids))
-        if place >= len(self.ids):
-            raise ValueError(f"id: expected one of the file's {len(self.ids)} rows, got {name!r}")
-        return place
-
-
-class _Numbers(Sequence[str]):
-    """The names of rows that have none: their numbers, not stored."""
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-
     def __len__(self) -> int:
-        return self.rows
+        return len(self.values)
 
-    def __getitem__(self, i: Any) -> Any:
-        if not 0 <= i < self.rows:
-            raise IndexError(i)
-        return str(i)
+    def name(self, row: int) -> str:
+        """The name of a row, by default its number."""
+        return str(row) if self.ids is None else self.ids[row]
+
+    def row(self, name: str) -> int:
+        """The row called ``name``."""
+        if self.ids is None and name.isdigit() and int(name) < len(self):
+            return int(name)
+        if self.ids is None or name not in self.ids:
+            raise ValueError(f"id: expected one of the file's {len(self)} rows, got {name!r}")
+        return self.ids.index(name)
 
 
 def read_vectors(
@@ -97,10 +87,10 @@ def _checked(path: Path, values: NDArray[Any], ids: Iterable[Any] | None, weight
         raise ValueError(f"{path}: expected numbers, got an array of dtype {values.dtype}")
     if values.ndim != 2 or 0 in values.shape:
         raise ValueError(f"{path}: expected (N, D) with at least one row and column, got shape {values.shape}")
-    names: Sequence[str] = _Numbers(len(values)) if ids is None else [str(name) for name in ids]
-    if len(names) != len(values):
+    names = None if ids is None else [str(name) for name in ids]
+    if names is not None and len(names) != len(values):
         raise ValueError(f"{path}: expected {len(values)} ids, one a row, got {len(names)}")
-    if ids is not None and len(set(names)) < len(names):
+    if names is not None and len(set(names)) < len(names):
         seen: set[str] = set()
         twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ValueError(f"{path}: expected different ids, got {twice!r} twice")

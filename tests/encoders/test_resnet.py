@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from torchcpl.encoders.norm import BatchNorm
-from torchcpl.encoders.resnet import IMAGENET_MEAN, IMAGENET_STD, load_resnet18, prepare, resnet18
+from torchcpl.encoders.resnet import IMAGENET_MEAN, IMAGENET_STD, ResNet18, load_resnet18, prepare
 
 CONVOLUTIONS = {
     "conv1": (64, 3, 7, 7),
@@ -53,18 +53,18 @@ def expected_shapes(cut: int) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4])
 def test_names_and_shapes_are_torchvisions(cut: int) -> None:
-    state = resnet18(cut).state_dict()
+    state = ResNet18(cut).state_dict()
     assert {name: tuple(value.shape) for name, value in state.items()} == expected_shapes(cut)
 
 
 def test_parameter_count() -> None:
     """11,689,512 is the published count; the classifier has 512,000 + 1,000 of them."""
-    assert sum(p.numel() for p in resnet18().parameters()) == 11_689_512 - 513_000
+    assert sum(p.numel() for p in ResNet18().parameters()) == 11_689_512 - 513_000
 
 
 @pytest.mark.parametrize(("cut", "channels", "stride"), [(1, 64, 4), (2, 128, 8), (3, 256, 16), (4, 512, 32)])
 def test_output_shapes(cut: int, channels: int, stride: int) -> None:
-    net = resnet18(cut).eval()
+    net = ResNet18(cut).eval()
     assert (net.channels, net.stride) == (channels, stride)
     images = torch.randn(2, 3, 64, 96)
     out = net(images)
@@ -73,7 +73,7 @@ def test_output_shapes(cut: int, channels: int, stride: int) -> None:
 
 
 def test_channels_last_gives_the_same() -> None:
-    net = resnet18().eval()
+    net = ResNet18().eval()
     images = torch.randn(2, 3, 64, 64)
     torch.testing.assert_close(net(images), net(images.to(memory_format=torch.channels_last)), rtol=1e-4, atol=1e-4)
     assert net.conv1.weight.is_contiguous(memory_format=torch.channels_last)
@@ -81,7 +81,7 @@ def test_channels_last_gives_the_same() -> None:
 
 def test_bad_cut() -> None:
     with pytest.raises(ValueError, match="cut: expected a stage from 1 to 4, got 5"):
-        resnet18(5)
+        ResNet18(5)
 
 
 def test_prepare() -> None:
@@ -97,7 +97,7 @@ def test_prepare() -> None:
 
 
 def state_of(cut: int = 4) -> dict[str, Tensor]:
-    net = resnet18(cut)
+    net = ResNet18(cut)
     for name, buffer in net.named_buffers():
         if name.endswith(("running_mean", "running_var")):
             buffer.uniform_(0.5, 1.5)
@@ -228,7 +228,7 @@ def others(channels: int) -> dict[str, torch.nn.Module]:
 @pytest.mark.parametrize("name", others(8))
 def test_another_normalisation_can_take_its_place(name: str) -> None:
     x = torch.randn(2, 3, 32, 32)
-    net = resnet18(cut=2).eval()
+    net = ResNet18(cut=2).eval()
     for path, module in list(net.named_modules()):
         if isinstance(module, BatchNorm):
             net.set_submodule(path, others(module.num_features)[name].eval())
@@ -258,7 +258,7 @@ def test_networks_can_be_exported_whatever_the_batch() -> None:
     class Some(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = resnet18(cut=1).eval()
+            self.net = ResNet18(cut=1).eval()
 
         def forward(self, x: Tensor, some: Tensor) -> Tensor:
             out: Tensor = self.net(x[some])

@@ -147,8 +147,6 @@ def test_rows_by_method_and_rule(table: Table, folder: Path) -> None:
 def test_one_rule_may_be_asked_for(folder: Path) -> None:
     rows = BENCHMARK.table([folder / "cpl-s0"], ["held-out"]).rows
     assert [row["rule"] for row in rows] == [None, HELD_OUT]
-    with pytest.raises(ValueError, match="rules: expected some of reported, held-out, got 'dev'"):
-        BENCHMARK.table([folder / "cpl-s0"], ["dev"])
 
 
 def test_evaluation_is_what_the_history_says(folder: Path) -> None:
@@ -259,11 +257,6 @@ def test_bench_says_how_many_selections_are_those_of_float32(
     found = BENCHMARK.bench([folder / run], precision=precision, **small)
     assert [row["same"] for row in found.rows] == [pytest.approx(share), None][: len(found.rows)]
     assert "same" not in BENCHMARK.bench([folder / run], **small).rows[0]
-
-
-def test_bench_refuses_other_precisions(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"precision: expected one of '32-true', .* got .*'fp8'"):
-        BENCHMARK.bench([folder / "cpl-s0"], precision="fp8")
 
 
 # ---------------------------------------------------------------------------------------------- figures

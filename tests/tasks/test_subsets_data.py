@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from scipy.stats import chisquare  # type: ignore[import-untyped]
 from torch import Tensor
 
-from torchcpl.encoders.resnet import load_resnet18, prepare, resnet18
+from torchcpl.encoders.resnet import ResNet18, load_resnet18, prepare
 from torchcpl.tasks.subsets import cifar, data
 from torchcpl.tasks.subsets.bags import BagProtocol, Bags, BagSampler, fixed_bags
 from torchcpl.tasks.subsets.data import Features, load_source, split_held_out
@@ -205,18 +205,8 @@ def test_sampler_rejects() -> None:
     features, labels = source()
     with pytest.raises(ValueError, match="at least min_classes = 3 classes, got 2"):
         BagSampler(features, labels % 2)
-    with pytest.raises(ValueError, match="labels: expected values of at least 0, got -1"):
-        BagSampler(features, labels - 1)
-    with pytest.raises(ValueError, match="labels: expected a long"):
-        BagSampler(features, labels[:-1])
-    with pytest.raises(ValueError, match="features: expected"):
-        BagSampler(features[:, 0], labels)
-    with pytest.raises(ValueError, match="batch_size"):
-        BagSampler(features, labels).sample(0, torch.Generator())
     with pytest.raises(ValueError, match="min_classes: expected at most max_classes = 10, got 11"):
         BagProtocol(min_classes=11)
-    with pytest.raises(ValueError, match="max_items: expected an integer of at least 1"):
-        BagProtocol(max_items=0)
 
 
 # ---------------------------------------------------------------------------------------------- sources
@@ -261,8 +251,6 @@ def test_split_held_out_divides_the_training_images() -> None:
     assert torch.equal(dev.test, split_held_out(digits, 0.25, seed=1).test)
     assert not torch.equal(dev.test, split_held_out(digits, 0.25, seed=2).test)
     assert dev.images is None  # pictures are of the test images, which are not here
-    with pytest.raises(ValueError, match="fraction: expected a number between 0 and 1, got 1"):
-        split_held_out(digits, 1, seed=0)
 
 
 def arrays(**changes: Any) -> dict[str, Any]:
@@ -426,7 +414,7 @@ def write_cifar100(root: Path, writer: str = "python2", seed: int = 0) -> dict[s
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("weights") / "resnet18.safetensors"
-    save_file({name: value.contiguous() for name, value in resnet18().state_dict().items()}, path)
+    save_file({name: value.contiguous() for name, value in ResNet18().state_dict().items()}, path)
     return path
 
 
@@ -510,7 +498,7 @@ def test_cache_is_keyed_by_content(tmp_path: Path, weights: Path, monkeypatch: p
     assert calls == [5, 3]
     assert not torch.equal(first.train, third.train)
     other = tmp_path / "other.safetensors"
-    save_file({name: value.contiguous() for name, value in resnet18().state_dict().items()}, other)
+    save_file({name: value.contiguous() for name, value in ResNet18().state_dict().items()}, other)
     load(tmp_path / "a", other)
     assert calls == [5, 3]
     assert [path.suffix for path in cache.iterdir()] == [".npz"] * 3

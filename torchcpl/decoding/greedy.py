@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcpl.checks import check_number
 from torchcpl.constraints import Constraint, Rules
-from torchcpl.decoding.rollout import first_of, refuse_tracing, rollout, samples_first
+from torchcpl.decoding.rollout import refuse_tracing, rollout
 from torchcpl.kernels import dispatch
 from torchcpl.potentials import Potentials, Selection
 
@@ -45,6 +45,6 @@ def greedy(
         return pick.where(goes_on, pot.num_candidates)
 
     def plain() -> Selection:
-        return first_of(samples_first(rollout(pot, rules, 1, choose)))
+        return rollout(pot, rules, 1, choose).map(lambda part: part[:, 0])
 
     return dispatch.greedy(pot, rules, stop_threshold, plain)

@@ -124,8 +124,3 @@ def may_test(step: int, device: torch.device) -> bool:
 def samples_first(selection: Selection) -> Selection:
     """(B, S, T) → (S, B, T), samples first as in torch.distributions."""
     return selection.map(lambda part: part.transpose(0, 1))
-
-
-def first_of(selection: Selection) -> Selection:
-    """(1, B, T) → (B, T)."""
-    return selection.map(lambda part: part[0])

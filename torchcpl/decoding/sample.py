@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcpl.checks import check_count, check_generator, check_number, tracing
 from torchcpl.constraints import Constraint, Rules
-from torchcpl.decoding.rollout import first_of, refuse_tracing, rollout, samples_first
+from torchcpl.decoding.rollout import refuse_tracing, rollout, samples_first
 from torchcpl.functional import uniform
 from torchcpl.kernels import dispatch
 from torchcpl.potentials import Potentials, Selection
@@ -44,7 +44,7 @@ def sample(
     if num_samples is not None:
         check_count("num_samples", num_samples, 1)
     drawn = draw(pot, rules, num_samples or 1, temperature, top_k, top_p, generator)
-    return drawn if num_samples is not None else first_of(drawn)
+    return drawn if num_samples is not None else drawn.map(lambda part: part[0])
 
 
 @torch.no_grad()

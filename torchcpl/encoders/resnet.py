@@ -63,12 +63,18 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 up to and including stage ``cut``: stride 2^(cut+1), 32·2^cut channels.
+    """ResNet-18 up to and including stage ``cut``: stride 2^(cut+1), 32·2^cut channels; convolutions channels last.
 
     Attributes:
         cut: the last stage, 1 to 4.
         channels: channels of the output.
         stride: input pixels per output cell.
+
+    >>> net = ResNet18(cut=2)
+    >>> net.channels, net.stride
+    (128, 8)
+    >>> net(torch.zeros(1, 3, 64, 64)).shape
+    torch.Size([1, 128, 8, 8])
     """
 
     precise = True  # kept in float32 at inference: rounding the image layers changes predictions most
@@ -89,6 +95,7 @@ class ResNet18(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W), normalised -> (B, channels, ⌈H/stride⌉, ⌈W/stride⌉)."""
@@ -102,25 +109,13 @@ class ResNet18(nn.Module):
         return self(images).mean((2, 3))  # type: ignore[no-any-return]
 
 
-def resnet18(cut: int = 4) -> ResNet18:
-    """A freshly initialised ResNet-18 up to stage ``cut``, convolutions channels last.
-
-    >>> net = resnet18(cut=2)
-    >>> net.channels, net.stride
-    (128, 8)
-    >>> net(torch.zeros(1, 3, 64, 64)).shape
-    torch.Size([1, 128, 8, 8])
-    """
-    return ResNet18(cut).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-
 def load_resnet18(path: str | os.PathLike[str], cut: int = 4) -> ResNet18:
     """ResNet-18 up to stage ``cut`` in float32 and evaluation mode, with the weights of a file.
 
     The file holds a state dict with torchvision's names. A classifier (``fc.*``) and stages after ``cut`` are ignored;
     any other unknown name, a missing one or a wrong shape raises.
     """
-    net = resnet18(cut)
+    net = ResNet18(cut)
     ignored = ("fc.", *(f"layer{stage}." for stage in range(cut + 1, 5)))
     state = {name: value.float() for name, value in _read_state(Path(path)).items() if not name.startswith(ignored)}
     for name in net.state_dict().keys() - state.keys():

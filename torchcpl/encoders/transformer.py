@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchcpl.head import mlp
+from torchcpl.interactions.base import autocasting
+
 
 class Attention(nn.Module):
     """Multi-head attention; queries and memory are projected separately, so that a memory is projected only once."""
@@ -42,15 +45,11 @@ class Attention(nn.Module):
         return x.view(batch, steps, self.heads, dim // self.heads).transpose(1, 2)  # (B, H, N, d/H)
 
 
-def feed_forward(dim: int, width: int, dropout: float) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(dim, width), nn.GELU(), nn.Dropout(dropout), nn.Linear(width, dim))
-
-
 class EncoderLayer(nn.Module):
     def __init__(self, dim: int, heads: int, ffn: int, dropout: float, norm_first: bool) -> None:
         super().__init__()
         self.attention = Attention(dim, heads, dropout)
-        self.ffn = feed_forward(dim, ffn, dropout)
+        self.ffn = mlp(dim, ffn, dim, "gelu", dropout)
         self.norms = nn.ModuleList([nn.LayerNorm(dim), nn.LayerNorm(dim)])
         self.dropout = nn.Dropout(dropout)
         self.norm_first = norm_first
@@ -67,9 +66,8 @@ class EncoderLayer(nn.Module):
         return x
 
     def _mixed(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        kind = x.device.type
-        if not self.training and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-            x = x.to(torch.get_autocast_dtype(kind))  # once, instead of for queries and memory each
+        if not self.training and autocasting(x):
+            x = x.to(torch.get_autocast_dtype(x.device.type))  # once, instead of for queries and memory each
         return self.attention.attend(x, *self.attention.project(x), mask)
 
 
@@ -106,7 +104,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.self_attention = Attention(dim, heads, dropout)
         self.cross_attention = Attention(dim, heads, dropout)
-        self.ffn = feed_forward(dim, ffn, dropout)
+        self.ffn = mlp(dim, ffn, dim, "gelu", dropout)
         self.norms = nn.ModuleList([nn.LayerNorm(dim) for _ in range(3)])
         self.dropout = nn.Dropout(dropout)
 

@@ -81,7 +81,7 @@ class Interaction(ABC):
 
     @property
     def _device(self) -> torch.device:
-        return next(iter(self._tensors.values())).device
+        return next(iter(self.tensors.values())).device
 
     def rows(self: Self, rows: slice | Tensor | list[int]) -> Self:
         """Some of the rows of the batch."""
@@ -89,15 +89,16 @@ class Interaction(ABC):
 
     def map(self: Self, change: Callable[[Tensor], Tensor]) -> Self:
         """The same interaction with every tensor changed."""
-        return replace(self, **{name: change(part) for name, part in self._tensors.items()})  # type: ignore[type-var]
+        return replace(self, **{name: change(part) for name, part in self.tensors.items()})  # type: ignore[type-var]
 
     @property
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
         parts = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         return {name: part for name, part in parts.items() if isinstance(part, Tensor)}  # no :=, which dynamo refuses
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{name} {tuple(part.shape)}" for name, part in self._tensors.items())
+        parts = ", ".join(f"{name} {tuple(part.shape)}" for name, part in self.tensors.items())
         return f"{type(self).__name__}({parts})"
 
 

@@ -65,7 +65,7 @@ def use(mode: str) -> Iterator[None]:
 
 def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None, plain: Callable[[], Selection]) -> Selection:
     """Selections (B, T): the most likely choice at every step."""
-    if greedy_graph.obstacle(rules) is None:
+    if greedy_graph.obstacle(pot, rules) is None:
         return greedy_graph.greedy(pot, rules, stop_threshold)
     if _mode == "auto" and greedy_numpy.obstacle(pot, rules) is None:
         return greedy_numpy.greedy(pot, rules, stop_threshold)

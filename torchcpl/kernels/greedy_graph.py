@@ -13,7 +13,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
-from torch.utils import _pytree as pytree
 
 from torchcpl.constraints import Rules
 from torchcpl.interactions import Contextual, Coverage, Dense, Interaction, LowRank, Recent
@@ -25,10 +24,12 @@ Logits = Callable[[Tensor, State], Tensor]  # scores (B, 1, N+1) and state to lo
 Advance = Callable[[Tensor, State, Tensor], tuple[Tensor, State]]  # scores and state after the choices (B, 1)
 
 
-def obstacle(rules: Rules) -> str | None:
+def obstacle(pot: Potentials, rules: Rules) -> str | None:
     """Why this does not apply; None when it does: in a graph, with only masks and length limits."""
     if not torch.compiler.is_compiling():
         return "no torch.compile or torch.export"
+    if not isinstance(pot.interaction, Dense | LowRank | Contextual | Coverage | Recent):
+        return f"a {type(pot.interaction).__name__} interaction"
     return None if rules.plain else "constraints other than Forbid"
 
 
@@ -45,7 +46,7 @@ def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -
     place = torch.arange(n + 1, device=device)
     steps = torch.arange(rules.max_len, device=device)
     limit, end = (torch.full((), size, device=device) for size in (rules.max_len, n))
-    fate = torch.full_like(place, -torch.inf, dtype=dtype).where(place < n, highest)  # of a score once it is chosen
+    fate = torch.full_like(place, -torch.inf, dtype=dtype).where(place < n, highest)  # what a chosen score becomes
     state, add, advance = _process(pot.interaction, scores)
     least = None if stop_threshold is None else math.log(stop_threshold)
 
@@ -84,11 +85,10 @@ def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -
 
 def _process(interaction: Interaction, scores: Tensor) -> tuple[State, Logits, Advance]:
     """The state at the start, the logits of scores and state, and both after a choice."""
-    if not isinstance(interaction, Dense | LowRank | Contextual | Coverage | Recent):
-        return _own_process(interaction)
     if isinstance(interaction, Dense):
         effect = _columns(interaction)
         return (), lambda scores, _: scores, lambda scores, _, choice: (scores + effect(choice), ())
+    assert isinstance(interaction, LowRank | Contextual | Coverage | Recent)
     nothing, value = torch.zeros_like(scores), _rows(interaction.values, scores)
     product = _product(interaction.keys, interaction.stop_key, scores)
     if isinstance(interaction, Contextual):
@@ -154,22 +154,3 @@ def _columns(dense: Dense) -> Callable[[Tensor], Tensor]:
         return torch.cat([column, stop_row.gather(1, at)], -1).unsqueeze(1)
 
     return columns
-
-
-def _own_process(interaction: Interaction) -> tuple[State, Logits, Advance]:
-    """Of a kind of the caller's own."""
-    n = interaction.shape[1]
-    begun = tuple(part.clone() for part in interaction.start(1))
-    # while_loop refuses inputs that alias, as keys and stop_key of one head do. Contiguous: the ambiguous strides of a
-    # batch of one would be taken for symbolic sizes.
-    mine = pytree.tree_map_only(Tensor, lambda t: t.detach().clone(memory_format=torch.contiguous_format), interaction)
-
-    def logits(scores: Tensor, state: State) -> Tensor:
-        added, stop = mine.logits(state)
-        stop = added.new_zeros(added.shape[:2]) if stop is None else stop
-        return scores + torch.cat([added, stop.unsqueeze(-1).to(added.dtype)], -1)
-
-    def advance(scores: Tensor, state: State, choice: Tensor) -> tuple[Tensor, State]:
-        return scores, mine.advance(state, choice.masked_fill(choice == n, -1))
-
-    return begun, logits, advance

@@ -14,7 +14,7 @@ from torchcpl.potentials import Potentials
 LARGEST_BLOCK = 8192  # most candidates whose scores fit into one program's registers
 BUILD_LIMIT = 2**31  # most bytes of a W that is built for speed
 PROGRAMS = 1056  # programs that saturate memory: eight for each of 132 multiprocessors
-SECOND_WARPS = 8  # that decode by two matrices, where there are candidates for them
+SECOND_WARPS = 8  # at least so many warps where a step reads a column of two matrices, of 32 candidates each
 # Numbers of a tile of keys, its warps, and tiles on their way at a time, for programs that share a hypothesis (True) or
 # are alone with one, by the bytes of a number: the quickest on an H200.
 TILES = {

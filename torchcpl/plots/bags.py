@@ -21,8 +21,6 @@ def selection_steps(probabilities: Array, picks: Sequence[int], labels: Array, n
     cluster of each candidate, an index into ``names``.
     """
     T, N = len(picks), len(labels)
-    if probabilities.shape != (T + 1, N + 1):
-        raise ValueError(f"probabilities: expected shape {(T + 1, N + 1)}, got {probabilities.shape}")
     order, places, groups = _grouped(labels)
     columns = 2 if T + 1 > 3 else 1
     rows = -(-(T + 1) // columns)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcpl.checks import check_count
 from torchcpl.head import ACTIVATIONS
 from torchcpl.potentials import picked_mask
 from torchcpl.selectors.threshold import Threshold
@@ -25,7 +24,6 @@ class MultiHypothesis(Threshold):
         pos_weight: float | None = None, selector_weight: float = 1.0,
     ) -> None:  # fmt: skip
         super().__init__(dim, hidden, activation=activation, dropout=dropout, pos_weight=pos_weight)
-        check_count("hypotheses", hypotheses, 1)
         self.selector_weight = selector_weight
         self.queries = nn.Parameter(torch.randn(hypotheses, dim))
         self.fuse = nn.Sequential(nn.Linear(2 * dim, dim), ACTIVATIONS[activation](), nn.Linear(dim, dim))

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchcpl import plots
 from torchcpl.config import TrainConfig, override, read_toml
-from torchcpl.files import track
+from torchcpl.files import about, track
 from torchcpl.provenance import run_info
 from torchcpl.tables import Column, Table, summarise
 from torchcpl.tasks import timing
@@ -50,10 +50,8 @@ def plan_variants(base: TrainConfig, variants: Variants, seeds: Sequence[int], f
     planned: dict[Path, TrainConfig] = {}
     for name, changes in {BASE: {}, **variants}.items():
         for seed in seeds:
-            try:
+            with about(f"variant {name}"):
                 planned[folder / f"{_slug(name)}-s{seed}"] = override(base, **{**changes, "seed": seed})
-            except ValueError as error:
-                raise ValueError(f"variant {name}: {error}") from None
     return planned
 
 

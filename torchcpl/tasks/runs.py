@@ -103,17 +103,14 @@ def complete(
 def _side_by_side(planned: dict[Path, C], make: Callable[[C], Task], jobs: int, progress: bool) -> None:
     with extra():
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-        from rich.progress import TimeRemainingColumn as Remaining
+        from rich.progress import Progress
     validations = {path: -(-config.epochs // config.validate_every) for path, config in planned.items()}
-    columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TextColumn("validations"))
     # Spawned, not forked: a fork of a process that has run torch can hang.
-    pool = ProcessPoolExecutor(min(jobs, len(planned)), multiprocessing.get_context("spawn"), _single_thread)
-    bar = Progress(
-        *columns, TimeElapsedColumn(), Remaining(), console=(console := Console(stderr=True)),
-        disable=not (progress and console.is_interactive),
-    )  # fmt: skip
-    with pool, bar as shown:
+    pool = ProcessPoolExecutor(
+        min(jobs, len(planned)), multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
+    )
+    console = Console(stderr=True)
+    with pool, Progress(console=console, disable=not (progress and console.is_interactive)) as shown:
         overall = shown.add_task(f"{len(planned)} runs", total=sum(validations.values()))
         pending = {pool.submit(_fit_quietly, make, config, path): path for path, config in planned.items()}
         try:
@@ -130,10 +127,6 @@ def _side_by_side(planned: dict[Path, C], make: Callable[[C], Task], jobs: int, 
             for child in multiprocessing.active_children():
                 child.terminate()  # on SIGTERM a run saves and ends
             raise
-
-
-def _single_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def _fit_quietly(make: Callable[[C], Task], config: C, path: Path) -> dict[str, Any]:

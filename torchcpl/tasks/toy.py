@@ -10,7 +10,6 @@ from fractions import Fraction
 from itertools import permutations
 
 import torch
-from torch import Tensor
 
 from torchcpl.decoding import greedy
 from torchcpl.distribution import ContextualPlackettLuce
@@ -69,11 +68,6 @@ def names(indices: Sequence[int]) -> str:
     return "".join(sorted(ITEMS[i] for i in indices if i >= 0))
 
 
-def indices(items: str) -> Tensor:
-    """``"bc"`` as (1, 2) long."""
-    return torch.tensor([[ITEMS.index(item) for item in items]], dtype=torch.long)
-
-
 def train_cpl(steps: int = 500, batch: int = 256, seed: int = 0) -> Potentials:
     """θ, W and stop of a CPL trained on samples of the ambiguous target."""
     generator = torch.Generator().manual_seed(seed)
@@ -109,31 +103,24 @@ def train_matching(steps: int = 2000, batch: int = 64, seed: int = 0) -> dict[st
 
 def set_probability(pot: Potentials, items: str) -> float:
     """P(set) of exactly these items, in any order."""
-    return float(ContextualPlackettLuce(pot).set_log_prob(indices(items)).exp())
-
-
-def run(seed: int = 0) -> list[dict[str, object]]:
-    """A row for each candidate prediction: its matching cost, and its probability under three predictors."""
-    decoded = {names(greedy(paper_potentials(first)).tolist()[0]) for first in "ab"}
-    learned, matching = train_cpl(seed=seed), train_matching(seed=seed)
-    return [
-        {
-            "prediction": "{" + ", ".join(candidate) + "}",
-            "valid": candidate in ANSWERS,
-            "expected_cost": str(expected_cost(candidate)),
-            "matching": round(matching[candidate], 4),
-            "decoded": candidate in decoded,
-            "cpl": round(set_probability(learned, candidate), 4),
-        }
-        for candidate in CANDIDATES
-    ]
+    picks = torch.tensor([[ITEMS.index(item) for item in items]])
+    return float(ContextualPlackettLuce(pot).set_log_prob(picks).exp())
 
 
 def toy_table(seed: int = 0) -> Table:
-    """The rows as a table."""
+    """A row for each candidate prediction: its matching cost, and its probability under three predictors."""
+    decoded = {names(greedy(paper_potentials(first)).tolist()[0]) for first in "ab"}
+    learned, matching = train_cpl(seed=seed), train_matching(seed=seed)
     rows = [
-        row | {"valid": "yes" if row["valid"] else "no", "decoded": "yes" if row["decoded"] else "never"}
-        for row in run(seed)
+        {
+            "prediction": "{" + ", ".join(candidate) + "}",
+            "valid": "yes" if candidate in ANSWERS else "no",
+            "expected_cost": str(expected_cost(candidate)),
+            "matching": round(matching[candidate], 4),
+            "decoded": "yes" if candidate in decoded else "never",
+            "cpl": round(set_probability(learned, candidate), 4),
+        }
+        for candidate in CANDIDATES
     ]
     columns = (
         Column("prediction", "Prediction"),

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcpl.files import read_text
+
 PARTS = ("train", "valid", "test")
 MEALS = "meals"  # the source that needs no file
 
@@ -50,24 +52,19 @@ def load_baskets(
     if source == MEALS:
         return meals()
     path = Path(source)
-    files = {part: Path(f"{source}.{part}.txt") for part in PARTS}
-    if path.is_file():
-        lines = read_lines(path)
-        items = _read_names(Path(str(path.with_suffix("")).removesuffix(".train") + ".items.txt"))
-        names = items if items is not None else vocabulary(lines)
-        parts = {"train": read_sets(lines, names, most, path)}
-        whole = True
-    else:
-        missing = [file for file in files.values() if not file.is_file()]
-        if missing:
-            raise ValueError(f"source = {source!r}: expected a file, or FOLDER/NAME with {missing[0]} and so on")
-        every = {part: read_lines(file) for part, file in files.items()}
-        items = _read_names(Path(f"{source}.items.txt"))
-        names = items if items is not None else vocabulary(every["train"])
-        parts = {part: read_sets(lines, names, most, files[part]) for part, lines in every.items()}
+    alone = path.is_file()
+    files = {"train": path} if alone else {part: Path(f"{source}.{part}.txt") for part in PARTS}
+    missing = [file for file in files.values() if not file.is_file()]
+    if missing:
+        raise ValueError(f"source = {source!r}: expected a file, or FOLDER/NAME with {missing[0]} and so on")
+    lines = {part: read_lines(file) for part, file in files.items()}
+    stem = str(path.with_suffix("")).removesuffix(".train") if alone else source
+    names = _read_names(Path(f"{stem}.items.txt"))
+    names = vocabulary(lines["train"]) if names is None else names
+    parts = {part: read_sets(rows, names, most, files[part]) for part, rows in lines.items()}
+    if not alone:
         _tell_unseen(parts, names, files)
-        whole = False
-    if whole or split == "random":
+    if alone or split == "random":
         parts = divide([basket for part in parts.values() for basket in part], held_out, split_seed, source)
     tensors = {part: padded(baskets) for part, baskets in parts.items()}
     return Baskets(path.name.removesuffix(".txt"), names, features=_read_features(features, len(names)), **tensors)
@@ -93,10 +90,7 @@ Lines = list[tuple[int, list[str]]]  # the number of a line and what stands on i
 
 def read_lines(path: Path) -> Lines:
     """The fields of every line. Numbers stand apart by blanks or commas; names by tabs, or else commas as in CSV."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
+    text = read_text(path)
     rows = text.splitlines()
     if not any(row.strip() for row in rows):
         raise ValueError(f"{path}: expected a basket a line, got an empty file")
@@ -183,7 +177,7 @@ def read_parts(path: Path) -> list[Tensor]:
 def _read_names(path: Path) -> list[str] | None:
     if not path.is_file():
         return None
-    names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    names = [line.strip() for line in read_text(path).splitlines()]
     for number, name in enumerate(names, 1):
         if not name:
             raise ValueError(f"{path}:{number}: expected the name of an item, got an empty line")

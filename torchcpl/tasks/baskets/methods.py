@@ -26,8 +26,6 @@ JITTER = 1e-4  # on a kernel's diagonal: no set is impossible
 class SetModel(SelectionModel):
     """A distribution over the subsets of N items, one for all baskets."""
 
-    bounded = False  # whether log_prob of large sets is a lower bound
-
     def __init__(self, config: BasketsConfig, frequency: Tensor) -> None:
         super().__init__()
         self.config = config
@@ -64,8 +62,6 @@ class SetModel(SelectionModel):
 
 class StepwiseSets(SetModel):
     """A process that picks item after item: CPL, or the autoregressive pointer."""
-
-    bounded = True
 
     @abstractmethod
     def potentials(self) -> Potentials:
@@ -188,7 +184,7 @@ class Bernoullis(SetModel):
         self.weights = nn.Parameter(torch.zeros(count))
 
     def log_prob(self, sets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.base + 10 * self.spread  # (C, N); ten times, so that the rate of the others suits it
+        logits = self.base + 10 * self.spread  # (C, N); times ten: then the other methods' learning rate suits it
         inside = picked_mask(sets, self.num_items).to(logits.dtype)  # (B, N)
         absent = torch.nn.functional.logsigmoid(-logits).sum(-1)  # (C,)
         value = (inside @ logits.T + absent + self.weights.log_softmax(0)).logsumexp(-1)

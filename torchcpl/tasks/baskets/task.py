@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcpl.config import TrainConfig, option
 from torchcpl.potentials import picked_mask
@@ -110,13 +110,13 @@ class BasketsTask:
         rows = order[place * self.config.batch_size : (place + 1) * self.config.batch_size]
         return self.train[rows.to(self.device)]
 
-    def validate(self, model: nn.Module) -> dict[str, float]:
+    def validate(self, model: SetModel) -> dict[str, float]:
         """Mean log-likelihood of the validation baskets."""
-        return {"log_likelihood": float(log_likelihoods(_set_model(model), self.chosen_on)[0].mean())}
+        return {"log_likelihood": float(log_likelihoods(model, self.chosen_on)[0].mean())}
 
-    def report(self, model: nn.Module, knob: float | None = None) -> dict[str, Any]:
+    def report(self, model: SetModel, knob: float | None = None) -> dict[str, Any]:
         """The metrics on the test baskets."""
-        return evaluate(_set_model(model), self.reported)
+        return evaluate(model, self.reported)
 
     def examples(self, batch: int, limit: int) -> list[Tensor]:
         """Test baskets without one of their items, ``batch`` at a time, up to ``limit`` times."""
@@ -125,12 +125,6 @@ class BasketsTask:
         if not limit:
             raise ValueError(f"batch: expected at most {len(rest)}, the test baskets of several items, got {batch}")
         return list(rest.split(batch)[:limit])
-
-
-def _set_model(model: nn.Module) -> SetModel:
-    if not isinstance(model, SetModel):
-        raise ValueError(f"model: expected a SetModel, got {type(model).__name__}")
-    return model
 
 
 # --------------------------------------------------------------------------------------------------- metrics

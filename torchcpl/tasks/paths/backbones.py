@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcpl.encoders.norm import BatchNorm, normalised
-from torchcpl.encoders.resnet import ResNet18, load_resnet18, resnet18
+from torchcpl.encoders.resnet import ResNet18, load_resnet18
 from torchcpl.tasks.paths.sampling import CELL
 
 BACKBONES = ("resnet18", "patches")
@@ -43,7 +43,7 @@ def build_backbone(name: str, dim: int, weights: str = "") -> ResNet18 | Patches
         if weights:
             raise ValueError(f"weights = {weights!r}: expected none with backbone = 'patches'")
         return Patches(dim)
-    return load_resnet18(weights, cut=2) if weights else resnet18(cut=2)
+    return load_resnet18(weights, cut=2) if weights else ResNet18(cut=2)
 
 
 def position_code(size: int, dim: int) -> Tensor:

@@ -16,7 +16,7 @@ from torchcpl.tables import Row
 from torchcpl.tasks.figures import array, explorer, steps_of
 from torchcpl.tasks.paths.sampling import BACKGROUND, CELL, GRID, PALETTE, Image
 from torchcpl.tasks.paths.scenes import Scenes
-from torchcpl.tasks.paths.task import METHODS, PathsModel
+from torchcpl.tasks.paths.task import METHODS, PathsModel, Prediction
 
 COLOURS = {name: plots.METHODS[method] for method, name in METHODS.items()}
 VALID = (plots.PALETTE[0], plots.PALETTE[6], plots.PALETTE[4], "#2a7f4f", plots.PALETTE[5], plots.PALETTE[8])
@@ -53,20 +53,27 @@ def scene_rows(models: Mapping[str, PathsModel], scenes: Scenes) -> dict[str, li
     """All valid paths of the scenes, and below them each model's selection with its distance to the nearest."""
     rows = {"All valid paths": all_paths(scenes)}
     for method, model in models.items():
-        device = model.corners.device
-        with torch.inference_mode():
-            prediction = model.select(torch.from_numpy(scenes.images).to(device))
-        paths, lengths = torch.from_numpy(scenes.paths).to(device), torch.from_numpy(scenes.lengths).to(device)
-        scores = path_scores(prediction.points, prediction.lengths, paths, lengths, (lengths > 0).sum(-1))
+        prediction, min_ade = predicted(model, scenes)
         rows[METHODS[method]] = [
             plots.Scene(
                 faint(scenes.images[i]),
                 [plots.Route(array(prediction.points[i, :length]), COLOURS[METHODS[method]], method in ORDERED)],
-                f"{scores['min_ade'][i]:.1f} px",
+                f"{min_ade[i]:.1f} px",
             )
             for i, length in enumerate(prediction.lengths.tolist())
         ]
     return rows
+
+
+@torch.inference_mode()
+def predicted(model: PathsModel, scenes: Scenes) -> tuple[Prediction, list[float]]:
+    """What a model selects in the scenes, and its min-ADE in each."""
+    images, paths, lengths = (
+        torch.from_numpy(part).to(model.corners.device) for part in (scenes.images, scenes.paths, scenes.lengths)
+    )
+    found = model.select(images)
+    scores = path_scores(found.points, found.lengths, paths, lengths, (lengths > 0).sum(-1))
+    return found, scores["min_ade"].tolist()
 
 
 def valid_paths(paths: Any, lengths: Any) -> list[Any]:
@@ -133,12 +140,7 @@ def worst_scenes(model: PathsModel, scenes: Scenes, count: int = 5, among: int =
     single = np.flatnonzero(scenes.counts == 1)[:among]
     found: list[float] = []
     for part in np.array_split(single, -(-len(single) // 64)) if len(single) else []:
-        some, device = scenes.select(part), model.corners.device
-        with torch.inference_mode():
-            prediction = model.select(torch.from_numpy(some.images).to(device))
-        paths, lengths = torch.from_numpy(some.paths).to(device), torch.from_numpy(some.lengths).to(device)
-        scores = path_scores(prediction.points, prediction.lengths, paths, lengths, (lengths > 0).sum(-1))
-        found += scores["min_ade"].tolist()
+        found += predicted(model, scenes.select(part))[1]
     return [int(i) for i in single[np.argsort(found)[::-1][:count]]]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchcpl.checks import short
+from torchcpl.files import check_json
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -77,12 +78,9 @@ class LaneGraph:
 
 # What the readers check with. ``where`` names the lane; `torchcpl.tasks.paths.maps` puts the file before it.
 
-_ONE = {str: "a string", bool: "true or false", list: "a list", dict: "an object"}
-_MANY = {str: "strings", int: "integers", dict: "objects"}
-
 
 def get(record: object, key: str, where: str, kind: Any = None) -> Any:
-    """``record[key]``, which must be as ``kind`` says: a type, a list of one (``[str]``), or a tuple of choices."""
+    """``record[key]``, of the ``kind`` that `check_json` takes, or one of a tuple of choices."""
     at = f"{where}: field {key!r}" if where else f"field {key!r}"
     if not isinstance(record, dict):
         raise ValueError(f"{where}: expected an object with field {key!r}, got {short(record)}")
@@ -90,14 +88,10 @@ def get(record: object, key: str, where: str, kind: Any = None) -> Any:
         raise ValueError(f"{at} is missing")
     value = record[key]
     if isinstance(kind, tuple):
-        fits, expected = isinstance(value, str) and value in kind, f"one of {kind}"
-    elif isinstance(kind, list):
-        fits = isinstance(value, list) and all(type(item) is kind[0] for item in value)
-        expected = f"a list of {_MANY[kind[0]]}"
-    else:
-        fits, expected = kind is None or type(value) is kind, _ONE.get(kind, "")
-    if not fits:
-        raise ValueError(f"{at}: expected {expected}, got {short(value)}")
+        if not isinstance(value, str) or value not in kind:
+            raise ValueError(f"{at}: expected one of {kind}, got {short(value)}")
+    elif kind is not None:
+        check_json(value, kind, at)
     return value
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from torchcpl.checks import short
 from torchcpl.tasks.paths.lanes import Array, Lane, LaneGraph, Line, every, get, points, without_repeats
 
+TABLES = ("lane", "lane_connector", "road_divider", "lane_divider", "drivable_area", "polygon", "line", "node")
 TURN = {"L": 1.0, "S": 0.0, "R": -1.0}
 
 
@@ -32,7 +33,7 @@ def read_nuscenes(data: Mapping[str, Any], name: str, spacing: float = 1.0) -> L
     get(data, "lane", "", list)
     read = _Tables(data)
     arclines, connectivity = get(data, "arcline_path_3", "", dict), get(data, "connectivity", "", dict)
-    kinds = {"lane": read.rows("lane"), "connector": read.rows("lane_connector")}
+    kinds = {"lane": read.rows["lane"], "connector": read.rows["lane_connector"]}
     tokens = {token for rows in kinds.values() for token in rows}
     lanes: dict[str, Lane] = {}
     for kind, rows in kinds.items():
@@ -47,7 +48,7 @@ def read_nuscenes(data: Mapping[str, Any], name: str, spacing: float = 1.0) -> L
             )
     lines = []
     for layer in ("road_divider", "lane_divider"):
-        for token, record in read.rows(layer).items():
+        for token, record in read.rows[layer].items():
             where = f"{layer} {token!r}"
             line = read.row("line", get(record, "line_token", where, str), where)
             if len(get(line, "node_tokens", where, [str])) >= 2:  # a single node is not drawn
@@ -55,7 +56,7 @@ def read_nuscenes(data: Mapping[str, Any], name: str, spacing: float = 1.0) -> L
                 lines.append(Line(kind, read.nodes(line, "node_tokens", where, 2)))
     areas = [
         read.polygon(key, f"drivable_area {token!r}")
-        for token, record in read.rows("drivable_area").items()
+        for token, record in read.rows["drivable_area"].items()
         for key in get(record, "polygon_tokens", f"drivable_area {token!r}", [str])
     ]
     return LaneGraph(name, lanes, tuple(lines), tuple(areas))
@@ -117,19 +118,15 @@ class _Tables:
     """The file's tables by token, and geometry resolved from their nodes."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
-        self.data = data
-        self.cache: dict[str, dict[str, Any]] = {}
-
-    def rows(self, key: str) -> dict[str, Any]:
-        if key not in self.cache:
-            given = get({key: [], **self.data}, key, "", list)
-            self.cache[key] = {get(record, "token", f"{key} {i}", str): record for i, record in enumerate(given)}
-        return self.cache[key]
+        self.rows: dict[str, dict[str, Any]] = {}
+        for key in TABLES:
+            given = get({key: [], **data}, key, "", list)
+            self.rows[key] = {get(record, "token", f"{key} {i}", str): record for i, record in enumerate(given)}
 
     def row(self, key: str, token: str, where: str) -> Any:
-        if token not in self.rows(key):
+        if token not in self.rows[key]:
             raise ValueError(f"{where}: no {key} {token!r} in the map")
-        return self.rows(key)[token]
+        return self.rows[key][token]
 
     def nodes(self, record: object, key: str, where: str, minimum: int) -> Array:
         at = f"{where}: field {key!r}"

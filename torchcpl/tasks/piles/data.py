@@ -280,7 +280,7 @@ def invented(labels: Tensor, rng: np.random.Generator, generator: torch.Generato
     where = labels.clamp(min=0).unsqueeze(-1).expand(-1, -1, latent)
     # Distance of two centres in standard deviations of a component along the line between them.
     apart = (uniform(batch, 1, 1) * math.log(4) + math.log(3)).exp()
-    if rng.random() < 0.15:
+    if rng.random() < 0.35:
         apart = apart * rng.uniform(1, 10)
     centres = normal(batch, most, latent) * apart / math.sqrt(2 * latent)
     if rng.random() < 0.25:  # groups of groups

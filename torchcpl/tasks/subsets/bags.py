@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from torchcpl.checks import check_count, check_tensor
-
 
 @dataclass(frozen=True)
 class BagProtocol:
@@ -29,8 +27,6 @@ class BagProtocol:
     max_items: int = 160
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            check_count(field.name, getattr(self, field.name), 1)
         for low, high in (("min_classes", "max_classes"), ("min_per_class", "max_per_class")):
             if getattr(self, low) > getattr(self, high):
                 raise ValueError(f"{low}: expected at most {high} = {getattr(self, high)}, got {getattr(self, low)}")
@@ -62,7 +58,6 @@ class Bags:
 
     def split(self, size: int) -> Iterator[Bags]:
         """Consecutive batches of at most ``size`` bags."""
-        check_count("size", size, 1)
         for start in range(0, len(self), size):
             yield Bags(*(getattr(self, field.name)[start : start + size] for field in fields(self)))
 
@@ -87,10 +82,6 @@ class BagSampler:
 
     def __init__(self, features: Tensor, labels: Tensor, protocol: BagProtocol | None = None) -> None:
         self.protocol = protocol = BagProtocol() if protocol is None else protocol
-        check_tensor("features", features, ("M", "d"), "float")
-        check_tensor("labels", labels, (features.shape[0],), "long", like=features)
-        if len(labels) and labels.min() < 0:
-            raise ValueError(f"labels: expected values of at least 0, got {int(labels.min())}")
         counts = torch.unique(labels, return_counts=True)[1]
         if len(counts) < protocol.min_classes:
             raise ValueError(
@@ -103,9 +94,6 @@ class BagSampler:
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Bags:
         """Fresh bags: a pure function of the state of the generator, which is on the features' device."""
-        check_count("batch_size", batch_size, 1)
-        if generator.device.type != self.features.device.type:
-            raise ValueError(f"generator: expected one on {self.features.device}, got one on {generator.device}")
         tables = self._by_class, self._counts, self._starts
         return self._gather(*self._draw(batch_size, generator, *tables))
 
@@ -161,7 +149,6 @@ class BagSampler:
 
 def fixed_bags(sampler: BagSampler, count: int, seed: int) -> Bags:
     """``count`` bags that depend only on ``seed``: sampled on the CPU, equal on every device."""
-    check_count("count", count, 1)
     generator = torch.Generator().manual_seed(seed)
     tables = (sampler._by_class.cpu(), sampler._counts.cpu(), sampler._starts.cpu())
     rows, target = sampler._draw(count, generator, *tables)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchcpl.checks import check_tensor, describe
 from torchcpl.encoders.resnet import ResNet18, load_resnet18, prepare
-from torchcpl.files import extra, read_npz, track, write_atomic
+from torchcpl.files import about, extra, read_npz, track, write_atomic
 from torchcpl.tasks.subsets.cifar import LAYOUTS, read_cifar
 
 SOURCES = ("digits", "cifar100", "cifar10")
@@ -154,8 +154,6 @@ def _divide(
     images: Tensor | None = None,
 ) -> Features:
     """Train and test splits: round(fraction · size) rows of each class, at least one and not all, are the test."""
-    if not 0 < fraction < 1:
-        raise ValueError(f"fraction: expected a number between 0 and 1, got {fraction!r}")
     generator = torch.Generator().manual_seed(seed)
     held = torch.zeros(len(labels), dtype=torch.bool)
     for label, count in enumerate(labels.bincount().tolist()):
@@ -201,12 +199,10 @@ def _npz(path: Path) -> Features:
         if given.shape != (len(matrices[name]),):
             raise ValueError(f"{path}: labels of {name}: expected {(len(matrices[name]),)}, got {given.shape}")
     labels, class_names = _encode_labels(path, parts, arrays.get("class_names"))
-    try:
+    with about(path):
         if "features" in parts:
             return _divide(matrices["features"], labels["features"], class_names)
         found = Features(matrices["train"], labels["train"], matrices["test"], labels["test"], class_names)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
     return _with_images(found, path.with_name("test_images.npz"))
 
 
@@ -272,10 +268,8 @@ def _with_images(features: Features, path: Path) -> Features:
         kinds = f"{arrays['images'].dtype} and {arrays['rows'].dtype}"
         raise ValueError(f"{path}: expected images of uint8 and rows of whole numbers; got {kinds}")
     images, rows = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["rows"].astype(np.int64))
-    try:
+    with about(path):
         return replace(features, images=images, image_rows=rows)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def _cifar(name: str, root: Path, weights: Path, cache: Path, device: str | torch.device) -> Features:
@@ -299,10 +293,8 @@ def _cifar(name: str, root: Path, weights: Path, cache: Path, device: str | torc
             raise ValueError(f"{kept}: not the features of {name}; delete this file to compute them again")
     train, test = torch.from_numpy(arrays["train"]), torch.from_numpy(arrays["test"])
     images, labels = splits["test"]
-    try:
+    with about(folder):
         return Features(train, splits["train"][1], test, labels, class_names, images, torch.arange(len(images)))
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
 
 
 @torch.inference_mode()
