@@ -37,7 +37,7 @@ def test_the_index_and_the_numbered_columns_of_pandas_are_no_data(tmp_path: Path
     (tmp_path / "x.csv").write_text(text)
     found = read_vectors(tmp_path / "x.csv")
     assert np.array_equal(found.values, X)
-    assert list(found.ids) == ids
+    assert [found.name(row) for row in range(len(found))] == ids
 
 
 def test_the_index_of_pandas_in_parquet_is_no_data(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_the_index_of_pandas_in_parquet_is_no_data(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
     found = read_vectors(tmp_path / "x.parquet")
     assert np.array_equal(found.values, X)
-    assert list(found.ids) == INDEX
+    assert found.ids == INDEX
 
 
 def test_endings_in_capitals(tmp_path: Path) -> None:

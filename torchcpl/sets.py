@@ -235,9 +235,8 @@ def complete(
         onward = part.rules.after(given)
         if num_samples:
             drawn = draw(part.pot, onward, num_samples, temperature, top_k, top_p, generator)  # (S, M, T)
-            added, gains, log_prob = (
-                x.transpose(0, 1) for x in (drawn.indices, drawn.step_log_prob, drawn.log_prob) if x is not None
-            )
+            assert drawn.step_log_prob is not None
+            added, gains, log_prob = (x.transpose(0, 1) for x in (drawn.indices, drawn.step_log_prob, drawn.log_prob))
         else:  # a beam of one is greedy
             beams = search(part.pot, onward, num_beams or 1, lambda step, beams: beams.log_prob.unsqueeze(-1) + step)
             added, gains, log_prob = (x[:, :num_return] for x in (beams.indices, beams.gains, beams.log_prob))
