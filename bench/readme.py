@@ -236,7 +236,8 @@ def peers() -> dict[str, str]:
         for method in methods
     ]
     whole = (
-        Column("method", "100 of 10,000"), Column("classes", "classes found", 1, "max"), Column("range", "range, orders"),
+        Column("method", "100 of 10,000"),
+        Column("classes", "classes found", 1, "max"), Column("range", "range, orders"),
         Column("cosine_distance", "cosine distance to the nearest pick", 3, "min"),
         Column("cpu_seconds", "CPU seconds", 1, "min"),
     )  # fmt: skip
