@@ -252,6 +252,8 @@ def scale(out: dict[str, Any], write: Callable[[], None], options: argparse.Name
                 done = subprocess.run(command, capture_output=True, text=True)
                 if done.returncode:
                     slow = done.returncode == -signal.SIGXCPU
+                    if not slow and "memory" not in done.stderr.lower():
+                        raise RuntimeError(done.stderr)
                     rows[str(n)] = {"failed": f"> {options.limit} s" if slow else "> 8 GiB"}
                 else:
                     rows[str(n)] = json.loads(done.stdout.strip().splitlines()[-1])
