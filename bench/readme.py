@@ -236,12 +236,17 @@ def peers() -> dict[str, str]:
         for method in methods
     ]
     whole = (
-        Column("method", "100 of 10,000"), Column("classes", "classes found", 0, "max"),
+        Column("method", "100 of 10,000"),
+        Column("classes", "classes found", 1, "max"), Column("range", "range, orders"),
         Column("cosine_distance", "cosine distance to the nearest pick", 3, "min"),
         Column("cpu_seconds", "CPU seconds", 1, "min"),
     )  # fmt: skip
     sizes = [str(10**i) for i in range(2, 7)]
     scale = (Column("method", "CPU seconds, GiB"), *(Column(n, f"{int(n):,}") for n in sizes))
+    piles = [
+        {"method": method, "range": f"{row['fewest']}–{row['most']} of {row['orders']}", **row}
+        for method, row in found["whole"].items()
+    ]
     rows = []
     for method, by_size in found["scale"].items():
         cells = {
@@ -251,7 +256,7 @@ def peers() -> dict[str, str]:
         rows.append({"method": method, **cells})
     return {
         "peers": Table("", columns, bags).markdown().rstrip(),
-        "whole": Table("", whole, [{"method": k, **v} for k, v in found["whole"].items()]).markdown().rstrip(),
+        "whole": Table("", whole, piles).markdown().rstrip(),
         "scale": Table("", scale, rows).markdown().rstrip(),
     }
 

@@ -14,7 +14,7 @@ import torch
 import torchcpl as cpl
 from torchcpl.cli import main
 from torchcpl.interactions import DenseCoverage
-from torchcpl.reduce import Rows, reduce
+from torchcpl.reduce import Rows, neighbours, pivots, reduce, spectral
 from torchcpl.select import apportion, assign, greedy_to_median, load_model, save_model, shipped
 from torchcpl.vectors import read_vectors
 
@@ -330,14 +330,55 @@ def test_parts_share_the_picks() -> None:
 
 def test_micro_clusters_are_means_and_nearest_rows() -> None:
     x = torch.tensor(pile())
-    allowed = torch.ones(900, dtype=torch.bool)
-    micro = reduce(Rows(x, "euclidean", torch.device("cpu")), 60, 40, 0, allowed)
-    assert int(micro.count.sum()) == 900
-    assert int(micro.part.max()) == 1
-    for part in (0, 1):
-        centres = micro.centres[micro.part == part]
-        gap = (x[micro.member[micro.part == part]] - centres).norm(dim=-1)
-        assert float((gap - torch.cdist(centres, x).amin(1)).median()) < 1e-3
+    micro = reduce(Rows(x, "euclidean", torch.device("cpu")), 60, 0, torch.ones(900, dtype=torch.bool))
+    gap = (x[micro.member] - micro.centres).norm(dim=-1)
+    assert float((gap - torch.cdist(micro.centres, x).amin(1)).median()) < 1e-3
+
+
+def test_eigenvectors_of_the_graph_of_neighbours() -> None:
+    x = torch.tensor(pile(4, 40), dtype=torch.float32)
+    near = neighbours(x, 32)
+    d = torch.cdist(x, x).fill_diagonal_(torch.inf)
+    assert torch.equal(near.sort().values, d.argsort(-1)[:, :32].sort().values)
+    graph = torch.zeros(160, 160).scatter_(1, near, 1.0)
+    graph = graph + graph.T
+    root = graph.sum(-1).rsqrt()
+    values, vectors = torch.linalg.eigh(graph * root * root.unsqueeze(-1))
+    v = spectral(x, 4, torch.Generator().manual_seed(0))
+    expected = vectors[:, -4:] * values[-4:]  # the groups are not connected: all four are 1
+    torch.testing.assert_close(v @ v.T, expected @ expected.T, atol=1e-4, rtol=0)
+
+
+def test_pivots_are_those_of_the_determinant() -> None:
+    v = torch.randn(30, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    everything, nothing = torch.ones(30, dtype=torch.bool), torch.zeros(30, dtype=torch.bool)
+    found, chance = pivots(v, 5, torch.zeros(30), everything, nothing)
+    kernel = v @ v.T
+    for t in range(5):
+        sets = [[*found[:t].tolist(), j] for j in range(30)]
+        volume = torch.stack([torch.linalg.det(kernel[one][:, one]) for one in sets]).clamp(min=0)
+        assert int(volume.argmax()) == int(found[t])
+        torch.testing.assert_close(chance[t].exp(), volume.max() / volume.sum(), atol=1e-6, rtol=1e-6)
+    first = everything.clone().logical_and(torch.arange(30) == 7)
+    bonus = torch.where(torch.arange(30) == 3, 50.0, 0.0)
+    assert pivots(v, 2, bonus, everything & ~first, first)[0].tolist() == [7, 3]
+
+
+def test_many_picks_are_one_of_every_group() -> None:
+    x = blobs(160, 30, 8).astype(np.float32)
+    found = cpl.select(x, 160)
+    groups = {i // 30 for i in found.tolist()}
+    assert len(groups) > 150  # two parts share them
+    assert found.step_log_prob is not None
+    assert bool((found.step_log_prob <= 0).all())
+    assert found.tolist() == cpl.select(x, 160).tolist()
+    weights = np.where(np.arange(len(x)) == 77, 50.0, 0.0)
+    ruled = picks(x, 60, require=[5, 9], forbid=np.arange(len(x)) >= 2400, weights=weights)
+    assert set(ruled[:2]) == {5, 9}
+    assert 77 in ruled
+    assert len(set(ruled)) == 60
+    assert max(ruled) < 2400
+    assert len(set(picks(x, 50, forbid=np.arange(len(x)) >= 600))) == 50
 
 
 def test_hypotheses_are_different_answers_likeliest_first(tmp_path: Path) -> None:

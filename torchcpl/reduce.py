@@ -1,8 +1,11 @@
-"""Large piles: rows are reduced to micro-clusters, of which the model gets a few hundred at once.
+"""Large piles: a few hundred micro-clusters for the model, or, for more picks than it knows, a graph of neighbours.
 
-k-means with several times as many centres as picks, in two levels: parts of the pile, fitted on a sample of it, and
-within each part its centres, fitted on a sample of the part. Every row is read a constant number of times, in blocks,
-and no matrix has more than block × centres entries: memory is bounded and time grows as N.
+Every row is read a constant number of times, in blocks, and no matrix has more than block × centres (or block × sample)
+entries: memory is bounded and time grows as N.
+
+The graph's k first eigenvectors V (n, k) tell k groups apart: rows of V are alike within a group and orthogonal between
+groups. Picks are its pivots, each the row of most length outside the span of those before it: with probabilities in
+proportion to the squared length this is the determinantal point process of the projector VVᵀ, item by item.
 """
 
 from __future__ import annotations
@@ -14,30 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcpl.files import track
-
 BLOCK = 16384  # rows read at a time
 SAMPLE = 24  # rows a centre is fitted on
 ITERATIONS = 8
-SETTLING = 4  # steps of Lloyd's algorithm from picks
+NEAR = 0.8  # neighbours of a row in the graph, for every row there is to a pick
+POWERS, ROUNDS, SPARE = 4, 3, 20  # of the subspace iteration: steps between orthogonalisations, of these, more columns
 
 
 @dataclass(frozen=True)
 class Micro:
-    """M micro-clusters: their means, of each the row nearest to it, how many rows it has, and its part."""
+    """M micro-clusters: their means, and of each the row nearest to it."""
 
     centres: Tensor  # (M, D)
     member: Tensor  # (M,) −1 where no row may be picked
-    count: Tensor  # (M,)
-    part: Tensor  # (M,)
-
-    def with_rows(self, rows: Rows, fixed: Tensor) -> Micro:
-        """With a micro-cluster more for each of the rows ``fixed`` (R,), in the part of its nearest neighbour."""
-        values = rows.take(fixed.cpu())
-        part = self.part[nearest(values, self.centres)[1]]
-        ones = torch.ones_like(part)
-        added = (values, fixed.to(part.device), ones, part)
-        return Micro(*(torch.cat(both) for both in zip(vars(self).values(), added, strict=True)))
 
 
 class Rows:
@@ -102,40 +94,16 @@ def kmeans(rows: Tensor, k: int, generator: torch.Generator) -> Tensor:
     return centres
 
 
-def reduce(rows: Rows, count: int, most: int, seed: int, allowed: Tensor, shown: bool = False) -> Micro:
-    """About ``count`` micro-clusters in parts of at most about ``most``; members are rows where ``allowed`` (N,)."""
-    generator = torch.Generator().manual_seed(seed)
-    n, parts = len(rows), -(-count // most)
-    of = torch.zeros(n, dtype=torch.int32)
-    if parts > 1:
-        coarse = kmeans(rows.take(_sample(n, 64 * parts * SAMPLE, generator)), parts, generator)
-        for i in track(range(0, n, BLOCK), "parts", shown):
-            of[i : i + BLOCK] = nearest(rows.take(slice(i, i + BLOCK)), coarse)[1].cpu().int()
-    found = []
-    for part in track(range(parts), "micro-clusters", shown):
-        mine = (of == part).nonzero().flatten()
-        if len(mine):
-            found.append(_part(rows, mine, max(1, round(count * len(mine) / n)), part, allowed, generator))
-    return Micro(*(torch.cat(column) for column in zip(*found, strict=True)))
+def reduce(rows: Rows, count: int, seed: int, allowed: Tensor) -> Micro:
+    """At most ``count`` micro-clusters; members are rows where ``allowed`` (N,).
 
-
-def _sample(n: int, size: int, generator: torch.Generator) -> Tensor:
-    """At most ``size`` of n rows, ascending."""
-    if n <= size:
-        return torch.arange(n)
-    found: Tensor = torch.randint(n, (size,), generator=generator).unique()
-    return found
-
-
-def _part(
-    rows: Rows, mine: Tensor, count: int, part: int, allowed: Tensor, generator: torch.Generator
-) -> tuple[Tensor, ...]:
-    """The micro-clusters of the rows ``mine``: fitted on a sample, then one pass for means, one for members."""
-    count = min(count, len(mine))
-    sample = mine[_sample(len(mine), count * SAMPLE, generator)]
-    centres = kmeans(rows.take(sample), count, generator)
+    Fitted on a sample, then one pass for means, one for members.
+    """
+    generator, n = torch.Generator().manual_seed(seed), len(rows)
+    blocks = torch.arange(n).split(BLOCK)
+    centres = kmeans(rows.take(sample(torch.arange(n), count * SAMPLE, generator)), count, generator)
     total, sizes = torch.zeros_like(centres), torch.zeros(count, dtype=torch.long, device=centres.device)
-    for block in mine.split(BLOCK):
+    for block in blocks:
         values = rows.take(block)
         labels = nearest(values, centres)[1]
         total.index_add_(0, labels, values)
@@ -143,13 +111,19 @@ def _part(
     centres = torch.where((sizes > 0).unsqueeze(-1), total / sizes.clamp(min=1).unsqueeze(-1), centres)
     best = torch.full((count,), torch.inf, device=centres.device)
     member = torch.full((count,), -1, dtype=torch.long, device=centres.device)
-    for block in mine.split(BLOCK):
+    for block in blocks:
         values = rows.take(block)
         score, labels = nearest(values, centres)
         score = (score + values.square().sum(-1)).masked_fill(~allowed[block].to(score.device), torch.inf)
         best = _improve(best, member, labels, score, block)
-    kept = sizes > 0
-    return centres[kept], member[kept], sizes[kept], torch.full_like(sizes[kept], part)
+    return Micro(centres[sizes > 0], member[sizes > 0])
+
+
+def sample(index: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """At most ``size`` of the rows ``index`` (n,), ascending."""
+    if len(index) <= size:
+        return index
+    return index[torch.randperm(len(index), generator=generator)[:size].sort().values]
 
 
 def _improve(best: Tensor, member: Tensor, labels: Tensor, score: Tensor, rows: Tensor) -> Tensor:
@@ -160,25 +134,52 @@ def _improve(best: Tensor, member: Tensor, labels: Tensor, score: Tensor, rows: 
     return least
 
 
-def settle(rows: Rows, picks: Tensor, allowed: Tensor) -> Tensor:
-    """(T,) in place of each pick the row that speaks most clearly for its group: Lloyd's algorithm from the picks, then
-    of every cluster the row where ``allowed`` whose squared distance to the mean falls furthest below that to the next.
+def neighbours(x: Tensor, count: int) -> Tensor:
+    """(n, count) the nearest other rows of each of ``x`` (n, D)."""
+    square, found = x.square().sum(-1), []
+    for i in range(0, len(x), 2048):
+        score = torch.addmm(square, x[i : i + 2048], x.T, alpha=-2)
+        score.diagonal(i).fill_(torch.inf)
+        found.append(score.topk(count, 1, largest=False, sorted=False).indices)
+    return torch.cat(found)
+
+
+def spectral(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
+    """(n, k) the first eigenvectors of the graph of near neighbours of the rows ``x`` (n, D), times their eigenvalues.
+
+    The matrix is D^−½ A D^−½ with A the number of ends (0, 1 or 2) that count the other as near; by subspace iteration.
     """
-    centres, blocks = rows.take(picks.cpu()), torch.arange(len(rows)).split(BLOCK)
-    for _ in range(SETTLING):
-        total, sizes = torch.zeros_like(centres), torch.zeros(len(centres), dtype=torch.long, device=centres.device)
-        for block in blocks:
-            values = rows.take(slice(int(block[0]), int(block[-1]) + 1))
-            labels = nearest(values, centres)[1]
-            total.index_add_(0, labels, values)
-            sizes += torch.bincount(labels, minlength=len(centres))
-        centres = torch.where((sizes > 0).unsqueeze(-1), total / sizes.clamp(min=1).unsqueeze(-1), centres)
-    best, member = torch.full((len(centres),), torch.inf, device=centres.device), picks.to(centres.device, copy=True)
-    for block in blocks:
-        values = rows.take(slice(int(block[0]), int(block[-1]) + 1))
-        score = torch.addmm(centres.square().sum(-1), values, centres.T, alpha=-2)
-        least, labels = score.min(-1)
-        gap = least - score.scatter_(1, labels.unsqueeze(-1), torch.inf).amin(-1)
-        gap = gap.masked_fill(~allowed[block].to(gap.device), torch.inf)
-        best = _improve(best, member, labels, gap, block)
-    return member
+    n = len(x)
+    near = neighbours(x, min(n - 1, max(2, round(NEAR * n / k))))
+    ends = torch.arange(n, device=x.device).repeat_interleave(near.shape[1])
+    here, there = torch.cat([ends, near.flatten()]), torch.cat([near.flatten(), ends])
+    degree = here.bincount(minlength=n)
+    there, start = there[here.argsort(stable=True)], degree.cumsum(0) - degree
+    root = degree.to(x.dtype).rsqrt().unsqueeze(-1)
+    v = torch.randn(n, min(n, k + SPARE), generator=generator).to(x.device)
+    for _ in range(ROUNDS):
+        for _ in range(POWERS):
+            v = torch.nn.functional.embedding_bag(there, v * root, start, mode="sum") * root
+        v = torch.linalg.qr(v)[0]
+    after = torch.nn.functional.embedding_bag(there, v * root, start, mode="sum") * root
+    found: Tensor = after @ torch.linalg.eigh(v.T @ after)[1].flip(1)[:, :k]
+    return found
+
+
+def pivots(v: Tensor, count: int, bonus: Tensor, allowed: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """``count`` rows of ``v`` (n, k) far outside the span of each other, and their log-probabilities.
+
+    The logit of a row is the log of its squared length outside the span of the picks, plus its ``bonus`` (n,). Rows
+    where ``first`` (n,) come first, then those where ``allowed`` (n,).
+    """
+    left, open_ = v.clone(), allowed | first
+    picks, chances = [], []
+    for _ in range(count):
+        turn = open_ & first if bool((open_ & first).any()) else open_
+        logits = (left.square().sum(-1).clamp(min=1e-30).log() + bonus).masked_fill(~turn, -torch.inf)
+        chances.append(logits.log_softmax(0).amax())
+        picks.append(pick := int(logits.argmax()))
+        open_[pick] = False
+        along = torch.nn.functional.normalize(left[pick], dim=0)
+        left = left.addr_(left @ along, along, alpha=-1)
+    return torch.tensor(picks, device=v.device), torch.stack(chances)

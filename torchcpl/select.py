@@ -23,18 +23,19 @@ from torchcpl.checks import check_choice, check_count, describe
 from torchcpl.constraints import Constraint, Forbid, History, Rules
 from torchcpl.decoding.greedy import greedy
 from torchcpl.encoders.distances import DistanceModel, distances
+from torchcpl.files import track
 from torchcpl.functional import prefix_log_probs
 from torchcpl.hypotheses import hypotheses
 from torchcpl.interactions.base import gather_rows
 from torchcpl.potentials import Potentials, Selection, picked_mask
-from torchcpl.reduce import BLOCK, Rows, reduce, settle
+from torchcpl.reduce import BLOCK, Rows, kmeans, nearest, pivots, reduce, sample, spectral
 
 SHIPPED = Path(__file__).parent / "models" / "piles.safetensors"
 METRICS = ("euclidean", "cosine", "precomputed")
 DIRECT = 512  # the largest pile whose full distance matrix the model gets
 WHOLE = 400  # micro-clusters of a larger pile that it sees at once
-TRAINED = 40  # more picks than it was trained on are made in parts
-PART, MICRO = 96, 12  # micro-clusters of a part, and for every pick
+TRAINED = 40  # more picks than it was trained on are made in a graph of neighbours
+GRAPH, PART = 50, 128  # rows in it for every pick, and the picks in one graph
 SAME = 0.1  # answers that differ by less in what is near their picks are one
 MOST_PRECOMPUTED = 4096
 DTYPES = {"F16": np.float16, "F32": np.float32}
@@ -203,44 +204,64 @@ class _Picker:
 def _large(
     picker: _Picker, rows: Rows, required: Tensor, forbidden: Tensor, bonus: Tensor, between: tuple[int, int]
 ) -> Selection:
-    """Two stages: micro-clusters, then the model over their means. More picks than it was trained on are made in parts,
-    which do not know of each other, and settle among each other afterwards.
-    """
-    n, (least, most) = len(rows), between
-    exact = picker.exact
-    parts = exact and most > TRAINED
-    count, part_size = (min(n, MICRO * most), PART) if parts else (min(n, WHOLE), WHOLE)
+    """The model over the means of micro-clusters; of more picks than it was trained on, pivots of a graph."""
+    least, most = between
     allowed = rows.first_of_equal(~forbidden, required) & ~forbidden & ~required
     if int(allowed.sum()) <= DIRECT:  # mostly equal rows
         return _few(picker, rows, allowed | required, required, forbidden, bonus, between)
-    micro = reduce(rows, count, part_size, picker.seed, allowed)
+    if picker.exact and most > TRAINED:
+        return _spread(picker.seed, rows, required, forbidden, allowed, bonus, most)
+    micro = reduce(rows, WHOLE, picker.seed, allowed)
     fixed = required.nonzero().flatten()
-    if len(fixed):
-        micro = micro.with_rows(rows, fixed)
-    shares = micro.part[micro.member >= 0].bincount(minlength=int(micro.part.max()) + 1)
-    must = micro.part[len(micro.part) - len(fixed) :].bincount(minlength=len(shares))
-    quota = apportion(shares, most, must) if exact else shares.clamp(max=most)
+    member = torch.cat([micro.member, fixed.to(micro.member.device)])
+    d = distances(torch.cat([micro.centres, rows.take(fixed.cpu())]).unsqueeze(0))
+    needed = (torch.arange(len(member), device=member.device) >= len(micro.member)).unsqueeze(0)
+    most = min(most, int((member >= 0).sum()))
+    found = picker(
+        d, torch.ones_like(needed), needed, (member < 0).unsqueeze(0), bonus[member.clamp(min=0)].unsqueeze(0),
+        (min(least, most), most),
+    )  # fmt: skip
+    length = int(found.lengths[0])
+    assert found.step_log_prob is not None
+    return _filled(member[found.indices[0, :length]], found.step_log_prob[0, :length], least, allowed, forbidden)
+
+
+def _spread(
+    seed: int, rows: Rows, required: Tensor, forbidden: Tensor, allowed: Tensor, bonus: Tensor, size: int
+) -> Selection:
+    """Pivots of the graph of neighbours in a sample of the rows, in parts where there are many picks."""
+    generator = torch.Generator().manual_seed(seed)
+    open_ = allowed | required
+    pool = (open_ | forbidden).nonzero().flatten().cpu()
+    drawn = [sample(pool, GRAPH * size, generator), required.nonzero().flatten().cpu()]
+    if bool(forbidden.any()):  # enough that may be picked
+        drawn.append(sample(allowed.nonzero().flatten().cpu(), GRAPH // 4 * size, generator))
+    if bool(bonus.any()):
+        drawn.append(bonus.masked_fill(~allowed, -torch.inf).topk(min(size, int(allowed.sum()))).indices.cpu())
+    index = torch.cat(drawn).unique()
+    x = rows.take(index)
+    index = index.to(x.device)
+    centres = kmeans(x, -(-size // PART), generator)
+    of, shares = nearest(x, centres)[1], torch.zeros(len(centres), dtype=torch.long, device=x.device)
+    for i in track(range(0, len(rows), BLOCK), "rows", len(rows) > 100 * BLOCK):
+        block = slice(i, i + BLOCK)
+        mine = nearest(rows.take(block), centres)[1][open_[block]]
+        shares += mine.bincount(minlength=len(centres))
+    must = of[required[index]].bincount(minlength=len(centres))
     picks, chances = [], []
-    for part in range(len(shares)):
-        mine = (micro.part == part).nonzero().flatten()
-        if not len(mine) or not int(quota[part]):
-            continue
-        member = micro.member[mine]
-        needed = (mine >= len(micro.part) - len(fixed)).unsqueeze(0)
-        few = int(quota[part]) if exact else min(least, int(shares[part]))
-        found = picker(
-            distances(micro.centres[mine].unsqueeze(0)), torch.ones_like(needed), needed, (member < 0).unsqueeze(0),
-            bonus[member.clamp(min=0)].unsqueeze(0), (few, int(quota[part])),
-        )  # fmt: skip
-        length = int(found.lengths[0])
-        picks.append(member[found.indices[0, :length]])
-        chances.append(found.step_log_prob[0, :length])  # type: ignore[index]
+    for part, wanted in enumerate(apportion(shares, size, must).tolist()):
+        mine = (of == part).nonzero().flatten()
+        at = index[mine]
+        if count := min(wanted, int(open_[at].sum())):
+            v = spectral(x[mine], count, generator)
+            found, chance = pivots(v, count, bonus[at], allowed[at], required[at])
+            picks.append(at[found])
+            chances.append(chance)
     # Each part's first picks, then their second ones: the order of picking within a part is kept.
-    turn = torch.cat([torch.arange(len(part)) for part in picks]).argsort(stable=True)
-    order, chance = torch.cat(picks)[turn], torch.cat(chances)[turn]
-    if parts and len(order) > 1:
-        order = torch.where(required[order], order, settle(rows, order, allowed))
-    return _filled(order, chance, least, allowed, forbidden)
+    turn = torch.cat([torch.arange(len(part)) for part in picks])
+    order, chance = torch.cat(picks), torch.cat(chances)
+    turn = (turn.to(order.device) + size * ~required[order]).argsort(stable=True)
+    return _filled(order[turn], chance[turn], size, allowed, forbidden)
 
 
 def _few(
@@ -323,6 +344,8 @@ class _FirstOf:
 @cache
 def shipped(device: str) -> DistanceModel:
     """The model of the package."""
+    # Once 30 MB are freed, glibc keeps what is freed later: otherwise every call has its memory paged in again.
+    torch.empty(7_500_000)
     return load_model(SHIPPED, device)[0]
 
 

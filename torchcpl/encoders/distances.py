@@ -31,7 +31,7 @@ EDGE_FEATURES = 7 + KERNELS * len(WALKS)  # and one for each ridge
 NODE_FEATURES = len(NEIGHBOURS) + 2 + KERNELS * (1 + 2 * len(WALKS)) + 1  # and two for each ridge
 MOST_GROUPS, LARGEST = 100, 400  # of the piles in training, which the prior knows
 TINY = 1e-6
-CHUNK = 4096  # pairs
+CHUNK = 6400  # pairs
 
 
 def distances(x: Tensor, metric: str = "euclidean") -> Tensor:
@@ -148,13 +148,13 @@ def _walks(
     power = kernels * root.unsqueeze(-1) * root.unsqueeze(-2)  # D^{−½} K D^{−½}: the powers stay symmetric
     total = degree.sum(-1, keepdim=True).clamp(min=1e-12)
     back = (total / safe).sqrt()  # 1/√π
-    scale = back.unsqueeze(-1) * back.unsqueeze(-2)
+    scale = upper(back.unsqueeze(-1) * back.unsqueeze(-2), pairs)  # (B, K, P)
     found, t = [], 1
     while t < max(lengths):
         power, t = power @ power, 2 * t
         if t in lengths:
             own = power.diagonal(dim1=-2, dim2=-1)  # (B, K, N)
-            found.append((upper(power * scale, pairs), own * back.square(), own.sum(-1)))
+            found.append((upper(power, pairs) * scale, own * back.square(), own.sum(-1)))
     walks, own, traces = (torch.stack(column, 2).flatten(1, 2) for column in zip(*found, strict=True))
     mean = total / mask.sum(-1).clamp(min=1).view(-1, 1, 1)
     degree = (safe / mean.clamp(min=1e-12)).log().clamp(-6, 6)
@@ -242,7 +242,7 @@ class _EdgeUpdate(nn.Module):
 
     def _walked(self, logits: Tensor, mask: Tensor, pairs: Pairs) -> Tensor:
         """Logits (B, K, P) of the kernels to the walks over them (B, K·t, P)."""
-        strength = F.logsigmoid(logits).mul(2).exp() + 1e-7  # so that every walk leads somewhere
+        strength = logits.sigmoid().square() + 1e-7  # so that every walk leads somewhere
         strength = square(strength, pairs).masked_fill(~(mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1), 0)
         return _walks(strength, mask, pairs, self.lengths)[0]
 
