@@ -266,8 +266,8 @@ def build_method(config: PathsConfig) -> Method:
 def load_source(config: PathsConfig, *, varied: bool = False, progress: bool = True) -> Scenes:
     """The scenes a configuration names: read from a file, or drawn from maps.
 
-    ``varied`` scenes are of more places, to train on: roads that the ego cannot reach may be cut off in the image, and
-    every map is driven the other way, too.
+    ``varied`` scenes are of more places, to train on: roads that the ego cannot reach may be cut off in the image,
+    every map is driven the other way, too, and the ground of most scenes is warped.
     """
     if config.source.endswith(".npz"):
         return load_scenes(config.source)
@@ -281,7 +281,7 @@ def load_source(config: PathsConfig, *, varied: bool = False, progress: bool = T
         maps = load_maps(config.source)
     if varied:
         maps = [*maps, *(graph.reversed() for graph in maps)]
-    return generate(maps, config.scenes, config.scenes_seed, progress=progress, cut=varied)
+    return generate(maps, config.scenes, config.scenes_seed, progress=progress, varied=varied)
 
 
 class SceneSet:
