@@ -240,8 +240,14 @@ def test_roads_may_be_cut_off_only_where_the_ego_cannot_go() -> None:
     }
     cut = Roads(graph(lanes, name="cut"))
     at = {"a": np.array([150.0]), "fork": np.array([5.0])}
-    whole = {key: sampling._look_ahead(cut, list(lanes).index(key), where, sampling._View(0, 0, 0, 128.0), False) for key, where in at.items()}
-    part = {key: sampling._look_ahead(cut, list(lanes).index(key), where, sampling._View(0, 0, 0, 128.0), True) for key, where in at.items()}
+    whole = {
+        key: sampling._look_ahead(cut, list(lanes).index(key), where, sampling._View(0, 0, 0, 128.0), False)
+        for key, where in at.items()
+    }
+    part = {
+        key: sampling._look_ahead(cut, list(lanes).index(key), where, sampling._View(0, 0, 0, 128.0), True)
+        for key, where in at.items()
+    }
     assert whole["a"] is whole["fork"] is part["fork"] is None  # the fork has a way that ends in the image
     assert part["a"] is not None
     assert len(part["a"][1]) == 1

@@ -28,7 +28,7 @@ from torchcpl.tasks.paths.backbones import BACKBONES, build_backbone, position_c
 from torchcpl.tasks.paths.lanes import Array as Floats
 from torchcpl.tasks.paths.maps import load_maps
 from torchcpl.tasks.paths.procedural import procedural_map
-from torchcpl.tasks.paths.sampling import BACKGROUND, CELL, GRID, PALETTE, SIZE, Ints
+from torchcpl.tasks.paths.sampling import BACKGROUND, CELL, GRID, MAX_POINTS, PALETTE, SIZE, Ints
 from torchcpl.tasks.paths.scenes import (
     MAP,
     Scenes,
@@ -244,7 +244,8 @@ class PathsModel(SelectionModel):
         potentials = self.method.potentials(features, mask)
         if isinstance(potentials, Potentials):
             generator = torch.Generator(features.device).manual_seed(0)
-            drawn = stochastic_beam(potentials, count, max_len=self.max_len, min_len=1, generator=generator)
+            longest = min(self.max_len, MAX_POINTS)
+            drawn = stochastic_beam(potentials, count, max_len=longest, min_len=1, generator=generator)
             assert drawn.weight is not None
             indices, weight = drawn.indices.transpose(0, 1), drawn.weight.transpose(0, 1)
         else:
@@ -337,7 +338,8 @@ class SceneSet:
         self.paths = torch.from_numpy(scenes.paths[:, :, :longest]).to(device)  # (S, K, T, 2)
         self.lengths = torch.from_numpy(scenes.lengths).to(device)  # (S, K)
         self.counts = (self.lengths > 0).sum(-1)  # (S,)
-        self.weight = torch.from_numpy(crowd(scenes) ** -balance).to(device)  # (S,)
+        weight = np.cumsum(crowd(scenes) ** -balance)
+        self.shares = torch.from_numpy(weight / weight[-1]).to(device)  # (S,) cumulative, of what is drawn
 
     def __len__(self) -> int:
         return len(self.images)
@@ -404,7 +406,8 @@ class PathsTask:
         """The scenes of an epoch (S,): each once or, where they are balanced, drawn with replacement."""
         if not self.config.balance:
             return torch.randperm(len(self.train), generator=self.generator, device=self.device)
-        return self.train.weight.multinomial(len(self.train), replacement=True, generator=self.generator)
+        coins = torch.rand(len(self.train), generator=self.generator, device=self.device, dtype=torch.float64)
+        return torch.searchsorted(self.train.shares, coins).clamp(max=len(self.train) - 1)
 
     def validate(self, model: PathsModel) -> dict[str, float]:
         """The metrics on the selection scenes and, if these are others, on the reported ones."""
