@@ -220,10 +220,10 @@ class _View:
         sides = [(along_side, one), (along_side, -one), (one, along_side), (-one, along_side)]
         rim = SIZE / 2 * np.concatenate([np.stack(pair, axis=1) for pair in sides])
         ego = np.array([BEHIND / METRES, self.row])
-        for reach in np.arange(0.7, 3.0, 0.05).tolist():
+        for reach in np.arange(0.7, 3.0, 0.05):
             u, v = (reach * rim + SIZE / 2 - ego).T
             if not _inside(np.stack(self.vary(u, v), axis=1) + ego).any():
-                return reach
+                return float(reach)
         raise AssertionError(f"{self.vary} shows more than a square of 3 images' side")
 
     def box(self) -> tuple[float, float, float, float]:
