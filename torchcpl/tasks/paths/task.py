@@ -53,6 +53,7 @@ METHODS = {
 }  # names in the tables, in order
 NEAR = 4.0  # px: an answer so near a path stands for it
 PLACE = 20.0  # m
+PAIRS = 2**26  # of points, whose distances are held in memory at a time
 TEMPERATURES = tuple(round(0.5 + 0.1 * i, 1) for i in range(26))  # of the answers' probabilities, to choose from
 COLUMNS = ("min_ade", "min_hd", "off_road", "min_ade_n1", "min_ade_n2", "min_ade_n3", "min_ade_n4plus")
 SPLITS = ("index", "geography")
@@ -230,7 +231,9 @@ class PathsModel(SelectionModel):
         fits = possible(points, lengths, inputs != BACKGROUND)
         weight = torch.where(fits.any(1, keepdim=True), weight * fits, weight)
         weight = weight / weight.sum(1, keepdim=True).clamp(min=1e-12)
-        near = path_distances(points, lengths, points, lengths) <= radius
+        few = max(PAIRS // points[0, ..., 0].numel() ** 2, 1)  # scenes at a time
+        pairs = zip(points.split(few), lengths.split(few), strict=True)
+        near = torch.cat([path_distances(p, n, p, n) <= radius for p, n in pairs])
         near |= torch.eye(near.shape[1], dtype=torch.bool, device=near.device)  # an empty path is near none
         chosen, probability = cover(near, weight, min(count, weight.shape[1]))
         points = points.gather(1, chosen[..., None, None].expand(-1, -1, *points.shape[2:]))
@@ -458,7 +461,7 @@ class PathsTask:
     def _answered(self, model: PathsModel, scenes: SceneSet, count: int) -> tuple[Tensor, Tensor]:
         """Of up to ``count`` answers a scene the distances to its paths (S, A, K), and the probabilities (S, A)."""
         parts = []
-        for part in scenes.split(32 if self.device.type == "cuda" else 8):  # of each scene, K² T² distances
+        for part in scenes.split(32):
             found = model.answers(scenes.images[part], count)
             gaps = path_distances(found.points, found.lengths, scenes.paths[part], scenes.lengths[part])
             parts.append((gaps, found.probability))
