@@ -438,8 +438,8 @@ def _add_scenes(verbs: Any) -> None:
     sub.add_argument("--scenes", type=int, metavar="N", help=f"number of scenes (default: {defaults.scenes})")
     sub.add_argument("--seed", type=int, metavar="N", help=f"seed of the scenes (default: {defaults.scenes_seed})")
     said = (
-        "scenes of more places, to train on (train paths --extra): roads may be cut off where the ego cannot go, and "
-        "every map is driven the other way, too"
+        "scenes of more places, to train on (train paths --extra): roads may be cut off where the ego cannot go, every "
+        "map is driven the other way, too, and most of the ground is warped"
     )
     sub.add_argument("--varied", action="store_true", help=said)
     sub.add_argument("--out", type=Path, metavar="FILE.npz", help="default: runs/scenes.npz; none for a .npz source")

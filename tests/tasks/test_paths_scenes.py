@@ -27,7 +27,7 @@ from torchcpl.tasks.paths.scenes import (
     apart,
     cells_of,
     generate,
-    image_centres,
+    image_outlines,
     images_overlap,
     load_scenes,
     save_scenes,
@@ -240,12 +240,49 @@ def test_roads_may_be_cut_off_only_where_the_ego_cannot_go() -> None:
     }
     cut = Roads(graph(lanes, name="cut"))
     at = {"a": np.array([150.0]), "fork": np.array([5.0])}
-    whole = {key: sampling._look_ahead(cut, list(lanes).index(key), where, 128.0, False) for key, where in at.items()}
-    part = {key: sampling._look_ahead(cut, list(lanes).index(key), where, 128.0, True) for key, where in at.items()}
+    whole = {
+        key: sampling._look_ahead(cut, list(lanes).index(key), where, sampling._View(0, 0, 0, 128.0), False)
+        for key, where in at.items()
+    }
+    part = {
+        key: sampling._look_ahead(cut, list(lanes).index(key), where, sampling._View(0, 0, 0, 128.0), True)
+        for key, where in at.items()
+    }
     assert whole["a"] is whole["fork"] is part["fork"] is None  # the fork has a way that ends in the image
     assert part["a"] is not None
     assert len(part["a"][1]) == 1
-    check_invariants(generate([graph(lanes, name="cut")], 4, workers=1, cut=True))
+    check_invariants(generate([graph(lanes, name="cut")], 4, workers=1, varied=True))
+
+
+def test_varied_ground_is_drawn_where_its_paths_are_and_shown_within_its_reach() -> None:
+    """The ego stays where it is and heads right; nothing in the image comes from beyond the outline."""
+    for seed in range(30):
+        vary = sampling.Variation.draw(np.random.default_rng(seed))
+        view = sampling._View(10.0, -20.0, 0.7, 120.0, vary)
+        ahead = np.array([[10.0, -20.0], [10.0 + 0.01 * np.cos(0.7), -20.0 + 0.01 * np.sin(0.7)]])
+        pixels = view.pixels(ahead)
+        np.testing.assert_allclose(pixels[0], [80, 120])
+        assert abs(pixels[1, 1] - 120) < 1e-5 < pixels[1, 0] - 80
+        half, heading = 64 * view.reach, view.heading
+        turn = np.array([[np.cos(heading), np.sin(heading)], [-np.sin(heading), np.cos(heading)]])
+        centre = np.array([10.0, -20.0]) + np.array([24.0, -4.0]) @ turn  # 24 m ahead and, in row 120, 4 m to the right
+        spots = np.random.default_rng(seed).uniform(-3, 3, (20_000, 2)) * 64  # about the centre, m
+        shown = sampling._inside(view.pixels(centre + spots @ turn))
+        assert shown.any()
+        assert (np.abs(spots[shown]) <= half + 1e-6).all()
+    check_invariants(made := generate([procedural_map(20, seed=5)], 12, seed=3, workers=1, varied=True))
+    assert (made.reach != 1).any()
+    assert (made.reach == 1).any()
+
+
+def test_scenes_stored_without_their_reach_show_what_they_always_did(made: Scenes, tmp_path: Path) -> None:
+    save_scenes(made, tmp_path / "new.npz")
+    stored = dict(np.load(tmp_path / "new.npz"))
+    np.savez(tmp_path / "old.npz", **{name: value for name, value in stored.items() if name != "reach"})
+    np.testing.assert_array_equal(load_scenes(tmp_path / "old.npz").reach, 1.0)
+    np.savez(tmp_path / "bad.npz", **{**stored, "reach": stored["reach"] * np.nan})
+    with pytest.raises(ValueError, match=r"bad\.npz: field 'reach': expected finite numbers above 0"):
+        load_scenes(tmp_path / "bad.npz")
 
 
 def test_a_map_driven_the_other_way() -> None:
@@ -258,14 +295,13 @@ def test_a_map_driven_the_other_way() -> None:
         np.testing.assert_array_equal(back.lanes[key].centerline[::-1], lane.centerline)
         np.testing.assert_array_equal(again.lanes[key].centerline, lane.centerline)
         assert set(again.lanes[key].successors) == set(lane.successors)
-    check_invariants(generate([back], 4, workers=1, cut=True))
+    check_invariants(generate([back], 4, workers=1, varied=True))
 
 
 def test_apart_equals_a_look_at_every_pair(made: Scenes) -> None:
     first, second = made.select(range(40)), made.select(range(40, 80))
-    centres, headings = (image_centres(s) for s in (first, second)), (s.poses[:, 2] for s in (first, second))
-    (c, d), (g, h) = centres, headings
-    meets = images_overlap(c, g, d, h) & (first.map_index[:, None] == second.map_index)
+    meets = images_overlap(image_outlines(first), image_outlines(second))
+    meets &= first.map_index[:, None] == second.map_index
     found = apart(first, second)
     np.testing.assert_array_equal(found, np.flatnonzero(~meets.any(axis=1)))
     assert 0 < len(found) < 40
@@ -419,20 +455,23 @@ def rotated(
     st.tuples(st.floats(-200, 200), st.floats(-200, 200)),
     st.floats(-10, 10),
     st.floats(-10, 10),
+    st.floats(0.5, 2.0),
 )
-def test_overlap_of_images_agrees_with_opencv(offset: tuple[float, float], a: float, b: float) -> None:
+def test_overlap_of_images_agrees_with_opencv(offset: tuple[float, float], a: float, b: float, reach: float) -> None:
     import cv2
 
     zero, other = np.zeros(2), np.array(offset)
-    ours = bool(images_overlap(zero[None], np.array([a]), other[None], np.array([b]))[0, 0])
-    shrunk = cv2.rotatedRectangleIntersection(rotated(zero, a, 127.8), rotated(other, b, 127.8))[0]
-    grown = cv2.rotatedRectangleIntersection(rotated(zero, a, 128.2), rotated(other, b, 128.2))[0]
+    ours = bool(images_overlap(np.array([[0.0, 0.0, a, 64.0]]), np.array([[*offset, b, 64.0 * reach]]))[0, 0])
+    shrunk, grown = (
+        cv2.rotatedRectangleIntersection(rotated(zero, a, side), rotated(other, b, side * reach))[0]
+        for side in (127.8, 128.2)
+    )
     assert ours or shrunk == cv2.INTERSECT_NONE
     assert not ours or grown != cv2.INTERSECT_NONE
 
 
 def test_image_centres_are_the_pixel_in_the_middle(made: Scenes) -> None:
-    for i, centre in enumerate(image_centres(made)):
+    for i, centre in enumerate(image_outlines(made)[:, :2]):
         x, y, heading = made.poses[i].tolist()
         view = sampling._View(x, y, heading, float(made.paths[i, 0, 0, 1]))
         np.testing.assert_allclose(view.pixels(centre[None]), [[128, 128]], atol=1e-4)
@@ -441,7 +480,7 @@ def test_image_centres_are_the_pixel_in_the_middle(made: Scenes) -> None:
 def check_apart(scenes: Scenes, one: np.ndarray, two: np.ndarray) -> None:
     import cv2
 
-    centres = image_centres(scenes)
+    centres = image_outlines(scenes)[:, :2]
     for i in one:
         for j in two:
             if scenes.map_index[i] == scenes.map_index[j] and np.hypot(*(centres[i] - centres[j])) < 182:
@@ -507,7 +546,7 @@ def test_flip_mirrors_images_and_paths_alike(made: Scenes) -> None:
     back = flip(*everything)
     assert torch.equal(back[0], images)
     torch.testing.assert_close(back[1], paths, atol=1e-4, rtol=0)
-    mirrored = Scenes(everything[0].numpy(), everything[1].numpy(), made.lengths, made.map_index, made.poses, made.maps)
+    mirrored = dataclasses.replace(made, images=everything[0].numpy(), paths=everything[1].numpy())
     check_invariants(mirrored)
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import ModuleType
 from typing import TypeAlias
 
@@ -41,6 +42,7 @@ MAX_POINTS = 64
 LANE_WIDTH = 3.5  # m, of lanes without a polygon
 CHEVRON = 6.0  # m between chevrons
 DRAWS = 2000  # lanes tried for one scene before giving up
+VARIED = 0.75  # part of the varied scenes whose ground is warped
 EXPANSIONS = 4096  # lanes entered by one enumeration before giving up
 EDGE = 1 / 64  # px kept clear of the image's edge, so that a mirrored float32 point is still inside
 
@@ -160,44 +162,99 @@ class Roads:
 
 
 @dataclass(frozen=True)
+class Variation:
+    """Other ground and another hand: how a scene to train on differs from the map it is drawn from.
+
+    With u px ahead of the ego and v px to its right, a point goes to (ahead·u + shear·v + bow·v², side·v + bend·u²).
+    At the ego this keeps the direction ahead.
+    """
+
+    ahead: float = 1.0
+    side: float = 1.0
+    shear: float = 0.0
+    bend: float = 0.0  # a px
+    bow: float = 0.0  # a px
+    width: float = LANE_WIDTH  # m, of lanes without a polygon
+    hidden: frozenset[int] = frozenset()  # colours of dividers that are left out
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator) -> Variation:
+        """Scales of 0.78 to 1.28, shear up to 0.25, roads that bend up to 17° at the image's edge; few lines hidden."""
+        ahead, side = np.exp(rng.uniform(-0.25, 0.25, 2)).tolist()
+        shear, bend, bow = (rng.uniform(-1, 1, 3) * (0.25, 0.15 / (SIZE - BEHIND / METRES), 0.2 / SIZE)).tolist()
+        dividers = zip((ROAD_DIVIDER, LANE_DIVIDER), rng.random(2), strict=True)
+        hidden = frozenset(kind for kind, coin in dividers if coin < 0.1)
+        return cls(ahead, side, shear, bend, bow, LANE_WIDTH * rng.uniform(0.85, 1.3), hidden)
+
+    def __call__(self, u: Array, v: Array) -> tuple[Array, Array]:
+        return self.ahead * u + self.shear * v + self.bow * v * v, self.side * v + self.bend * u * u
+
+
+AS_IT_IS = Variation()
+
+
+@dataclass(frozen=True)
 class _View:
-    """The image's pose in the world: pixel = turn · (point − ego) / METRES + (BEHIND / METRES, row)."""
+    """The image's pose in the world: pixel = vary(turn · (point − ego) / METRES) + (BEHIND / METRES, row)."""
 
     x: float
     y: float
     heading: float
     row: float  # the ego's, px
+    vary: Variation = AS_IT_IS
 
     def pixels(self, points: Array) -> Array:
         """World points (P, 2) in pixels, (P, 2)."""
         c, s = math.cos(self.heading) / METRES, math.sin(self.heading) / METRES
         dx, dy = points[:, 0] - self.x, points[:, 1] - self.y
-        return np.stack([c * dx + s * dy + BEHIND / METRES, s * dx - c * dy + self.row], axis=1)
+        u, v = self.vary(c * dx + s * dy, s * dx - c * dy)
+        return np.stack([u + BEHIND / METRES, v + self.row], axis=1)
+
+    @cached_property
+    def reach(self) -> float:
+        """Side of a square about the image's centre in the world that holds all it shows, as a multiple of its own."""
+        if self.vary == AS_IT_IS:
+            return 1.0
+        # A variation has no folds: where the rim of a square lies outside the image, so does all beyond it.
+        along_side, one = np.linspace(-1, 1, 65), np.ones(65)
+        sides = [(along_side, one), (along_side, -one), (one, along_side), (-one, along_side)]
+        rim = SIZE / 2 * np.concatenate([np.stack(pair, axis=1) for pair in sides])
+        ego = np.array([BEHIND / METRES, self.row])
+        for reach in np.arange(0.7, 3.0, 0.05):
+            u, v = (reach * rim + SIZE / 2 - ego).T
+            if not _inside(np.stack(self.vary(u, v), axis=1) + ego).any():
+                return float(reach)
+        raise AssertionError(f"{self.vary} shows more than a square of 3 images' side")
 
     def box(self) -> tuple[float, float, float, float]:
-        """World bounding box of the image: x and y from, x and y to."""
+        """World bounding box of what the image shows: x and y from, x and y to."""
         c, s, half = math.cos(self.heading), math.sin(self.heading), SIZE * METRES / 2
         ahead, left = half - BEHIND, self.row * METRES - half
-        x, y, reach = self.x + c * ahead - s * left, self.y + s * ahead + c * left, half * (abs(c) + abs(s))
+        x, y = self.x + c * ahead - s * left, self.y + s * ahead + c * left
+        reach = self.reach * half * (abs(c) + abs(s))
         return x - reach, y - reach, x + reach, y + reach
 
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """One scene: its map, ego pose (x, y, heading), palette image (256, 256), and 1 to 6 paths (n, 2) px."""
+    """One scene: its map, ego pose (x, y, heading), palette image (256, 256), and 1 to 6 paths (n, 2) px.
+
+    ``reach`` says how much ground the image shows: the side of a square that holds it, 1 where nothing is varied.
+    """
 
     map_index: int
     pose: tuple[float, float, float]
+    reach: float
     image: Image
     paths: list[Points]
 
 
-def sample_scene(roads: Sequence[Roads], seed: int, index: int, cut: bool = False) -> Scene:
+def sample_scene(roads: Sequence[Roads], seed: int, index: int, varied: bool = False) -> Scene:
     """Scene number ``index``.
 
     A lane is drawn uniformly; of 6 random positions on it the one with the most distinct paths is kept, of those
-    whose image shows no lane that ends and leads nowhere, or, with ``cut``, none that the ego can reach. The draw is
-    repeated where there is none, or where a path leaves the road.
+    whose image shows no lane that ends and leads nowhere, or, if ``varied``, none that the ego can reach. The draw is
+    repeated where there is none, or where a path leaves the road. Of ``varied`` scenes VARIED have a `Variation`.
     """
     rng = np.random.default_rng((seed, index))
     row = SIZE / 2 + rng.uniform(-JITTER, JITTER) / METRES
@@ -207,14 +264,16 @@ def sample_scene(roads: Sequence[Roads], seed: int, index: int, cut: bool = Fals
         which = int(np.searchsorted(choices, lane, side="right"))
         road = roads[which]
         lane = road.starts[lane - (int(choices[which - 1]) if which else 0)]
-        found = _look_ahead(road, lane, rng.random(OFFSETS) * road.arcs[lane][-1], row, cut)
+        offsets = rng.random(OFFSETS) * road.arcs[lane][-1]
+        vary = Variation.draw(rng) if varied and rng.random() < VARIED else AS_IT_IS
+        found = _look_ahead(road, lane, offsets, _View(0.0, 0.0, 0.0, row, vary), varied)
         if found is None:
             continue
         view, lines = found
         paths = [_one_a_cell(line) for line in lines[:MAX_PATHS]]
         image = render(road, view)
         if min(map(len, paths)) >= 2 and all(_on_road(path, image) for path in paths):
-            return Scene(which, (view.x, view.y, view.heading), image, paths)
+            return Scene(which, (view.x, view.y, view.heading), view.reach, image, paths)
     names = ", ".join(repr(r.name) for r in roads)
     raise ValueError(
         f"maps {names}: none of {DRAWS} lanes drawn gave a scene (seed {seed}, index {index}): every image tried "
@@ -222,18 +281,19 @@ def sample_scene(roads: Sequence[Roads], seed: int, index: int, cut: bool = Fals
     )
 
 
-def _look_ahead(road: Roads, lane: int, offsets: Array, row: float, cut: bool) -> tuple[_View, list[Array]] | None:
+def _look_ahead(road: Roads, lane: int, offsets: Array, seen: _View, cut: bool) -> tuple[_View, list[Array]] | None:
     """Of these positions on a lane the view with the most distinct paths, and these as pixel polylines.
 
-    Views in which some lane (with ``cut``, some lane ahead) ends and leads nowhere do not count; None when there is no
-    other.
+    Views, which are as ``seen`` but for their pose, in which some lane (with ``cut``, some lane ahead) ends and leads
+    nowhere do not count; None when there is no other.
     """
     line, arc = road.lines[lane], road.arcs[lane]
     at = along(line, offsets)  # (6, 2)
     chord = along(line, np.minimum(offsets + 1.0, arc[-1])) - along(line, np.maximum(offsets - 1.0, 0.0))
     best: tuple[_View, list[Array]] | None = None
     for k, offset in enumerate(offsets.tolist()):
-        view = _View(float(at[k, 0]), float(at[k, 1]), math.atan2(chord[k, 1], chord[k, 0]), row)
+        x, y, heading = float(at[k, 0]), float(at[k, 1]), math.atan2(chord[k, 1], chord[k, 0])
+        view = replace(seen, x=x, y=y, heading=heading)
         if not cut and _inside(view.pixels(road.loose)).any():
             continue
         reach = road.reach(lane)
@@ -242,7 +302,8 @@ def _look_ahead(road: Roads, lane: int, offsets: Array, row: float, cut: bool) -
         outside = ~_inside(pixels)
         outside[:behind] = False
         leaves = np.logical_or.reduceat(outside, reach.starts[:-1]).tolist()
-        found = enumerate_paths(0, reach.successors, [reach.lengths[0] - offset, *reach.lengths[1:]], leaves)
+        lengths = [reach.lengths[0] - offset, *reach.lengths[1:]]
+        found = enumerate_paths(0, reach.successors, lengths, leaves, HORIZON * max(seen.reach, 1.0))
         if any(end == "leaf" for _, end in found or ()):
             continue
         ways = [lanes for lanes, end in found or () if end != "loop"]
@@ -251,7 +312,7 @@ def _look_ahead(road: Roads, lane: int, offsets: Array, row: float, cut: bool) -
         lines = []
         for way in ways:
             pieces = [pixels[reach.starts[i] : reach.starts[i + 1]] for i in way]
-            pieces[0] = np.concatenate([[[BEHIND / METRES, row]], pieces[0][behind:]])
+            pieces[0] = np.concatenate([[[BEHIND / METRES, view.row]], pieces[0][behind:]])
             lines.append(_clipped(np.concatenate(pieces)))
         lines = distinct(lines)
         if best is None or len(lines) > len(best[1]):
@@ -372,13 +433,14 @@ def render(road: Roads, view: _View) -> Image:
         cv2.fillPoly(image, rings, ROAD, cv2.LINE_8, _SHIFT)
     for polygon in shapes(road.polygons):
         cv2.fillPoly(image, [polygon], ROAD, cv2.LINE_8, _SHIFT)
-    stroke(image, road.wide, ROAD, LANE_WIDTH / METRES)
+    stroke(image, road.wide, ROAD, view.vary.width / METRES)
     stroke(image, road.thin, ROAD, 3.0)
     square = np.ones((3, 3), np.uint8)
     cv2.morphologyEx(image, cv2.MORPH_CLOSE, square, image)  # adjacent lanes leave pinholes
     paint: Image = image.copy()
-    stroke(paint, road.lane_dividers, LANE_DIVIDER)
-    stroke(paint, road.road_dividers, ROAD_DIVIDER)
+    for kind, color in ((road.lane_dividers, LANE_DIVIDER), (road.road_dividers, ROAD_DIVIDER)):
+        if color not in view.vary.hidden:
+            stroke(paint, kind, color)
     paint[image > cv2.erode(image, square)] = OUTLINE
     stroke(paint, road.chevrons, DIRECTION)
     ego = np.array([[2.5, 0.0], [-2.0, 1.25], [-2.0, -1.25]]) / METRES + [BEHIND / METRES, view.row]

@@ -12,7 +12,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,7 @@ from torchcpl.tasks.paths.sampling import (
 )
 
 FORMAT = "path-scenes/1"
+PARTS = ("images", "paths", "lengths", "poses", "reach")  # fields with a row a scene; ``map_index`` refers to ``maps``
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,7 @@ class Scenes:
     lengths: Ints  # (S, 6) points of each path, 0 = no path
     map_index: Ints  # (S,) into `maps`
     poses: Array  # (S, 3) ego x, y in metres and heading in radians
+    reach: Array  # (S,) side of the square of ground that holds what is shown, 1 where nothing is varied
     maps: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -66,17 +68,15 @@ class Scenes:
     def select(self, indices: npt.ArrayLike) -> Scenes:
         """The scenes at ``indices``, in that order."""
         i = np.asarray(indices, dtype=np.int64)
-        return Scenes(self.images[i], self.paths[i], self.lengths[i], self.map_index[i], self.poses[i], self.maps)
+        return replace(self, **{name: getattr(self, name)[i] for name in (*PARTS, "map_index")})
 
 
 def joined(parts: Sequence[Scenes]) -> Scenes:
     """The scenes of all parts, one part after the other."""
     first = np.cumsum([0] + [len(part.maps) for part in parts])
-    images, paths, lengths, poses = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("images", "paths", "lengths", "poses")
-    )
+    rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in PARTS}
     map_index = np.concatenate([part.map_index + at for part, at in zip(parts, first, strict=False)])
-    return Scenes(images, paths, lengths, map_index, poses, tuple(name for part in parts for name in part.maps))
+    return Scenes(map_index=map_index, maps=tuple(name for part in parts for name in part.maps), **rows)
 
 
 def generate(
@@ -85,11 +85,11 @@ def generate(
     seed: int = 0,
     workers: int | None = None,
     progress: bool = False,
-    cut: bool = False,
+    varied: bool = False,
 ) -> Scenes:
     """``count`` scenes of the maps, the same for any number of ``workers`` (processes; None: one a core).
 
-    With ``cut``, roads that the ego cannot reach may be cut off in the image.
+    If ``varied``, roads that the ego cannot reach may be cut off in the image, and most of the ground is warped.
     """
     if not maps:
         raise ValueError("maps: expected at least one LaneGraph, got none")
@@ -104,25 +104,27 @@ def generate(
         lengths=np.zeros((count, MAX_PATHS), np.int64),
         map_index=np.zeros(count, np.int64),
         poses=np.zeros((count, 3)),
+        reach=np.ones(count),
         maps=tuple(graph.name for graph in maps),
     )
-    with _made(roads, count, seed, workers or os.cpu_count() or 1, cut) as made:
+    with _made(roads, count, seed, workers or os.cpu_count() or 1, varied) as made:
         for i, scene in zip(track(range(count), "scenes", progress), made, strict=True):
-            scenes.images[i], scenes.map_index[i], scenes.poses[i] = scene.image, scene.map_index, scene.pose
+            scenes.images[i], scenes.map_index[i] = scene.image, scene.map_index
+            scenes.poses[i], scenes.reach[i] = scene.pose, scene.reach
             for j, path in enumerate(scene.paths):
                 scenes.paths[i, j, : len(path)], scenes.lengths[i, j] = path, len(path)
     return scenes
 
 
 @contextmanager
-def _made(roads: Sequence[Roads], count: int, seed: int, workers: int, cut: bool) -> Iterator[Iterator[Scene]]:
+def _made(roads: Sequence[Roads], count: int, seed: int, workers: int, varied: bool) -> Iterator[Iterator[Scene]]:
     """Scenes 0 … count−1 in order, from a pool of processes when ``workers`` > 1."""
     if workers == 1:
-        yield (sample_scene(roads, seed, index, cut) for index in range(count))
+        yield (sample_scene(roads, seed, index, varied) for index in range(count))
         return
     # Forked workers share the prepared maps without copying, and use neither torch nor its threads.
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-    with multiprocessing.get_context(method).Pool(workers, _start_worker, (roads, seed, cut)) as pool:
+    with multiprocessing.get_context(method).Pool(workers, _start_worker, (roads, seed, varied)) as pool:
         yield pool.imap(_work, range(count), chunksize=16)
         pool.close()
         pool.join()
@@ -131,17 +133,17 @@ def _made(roads: Sequence[Roads], count: int, seed: int, workers: int, cut: bool
 _worker: tuple[Sequence[Roads], int, bool]  # the maps of a worker process
 
 
-def _start_worker(roads: Sequence[Roads], seed: int, cut: bool) -> None:
+def _start_worker(roads: Sequence[Roads], seed: int, varied: bool) -> None:
     global _worker
-    _worker = roads, seed, cut
+    _worker = roads, seed, varied
     # A handler inherited from the parent runs only between Python's instructions: a worker that waits for a lock would
     # never hear the pool's SIGTERM, and the pool waits for the worker.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _work(index: int) -> Scene:
-    roads, seed, cut = _worker
-    return sample_scene(roads, seed, index, cut)
+    roads, seed, varied = _worker
+    return sample_scene(roads, seed, index, varied)
 
 
 def save_scenes(scenes: Scenes, path: str | Path) -> None:
@@ -156,6 +158,7 @@ def save_scenes(scenes: Scenes, path: str | Path) -> None:
         lengths=scenes.lengths.astype(np.uint8),
         map_index=scenes.map_index.astype(np.int32),
         poses=scenes.poses,
+        reach=scenes.reach,
         maps=np.array(scenes.maps),
     )
     write_atomic(path, buffer.getvalue())
@@ -164,6 +167,7 @@ def save_scenes(scenes: Scenes, path: str | Path) -> None:
 def load_scenes(path: str | Path) -> Scenes:
     """Read a file of ``save_scenes``; ValueErrors name the file."""
     field = read_npz(path)
+    field.setdefault("reach", np.ones(len(field["poses"]) if "poses" in field and field["poses"].ndim else 0))
     if "format" not in field or str(field["format"]) != FORMAT:
         raise ValueError(f"{path}: not a file of scenes: expected 'format' to be {FORMAT!r}")
     S = field["images"].shape[0] if "images" in field and field["images"].ndim else 0
@@ -174,6 +178,7 @@ def load_scenes(path: str | Path) -> Scenes:
         "lengths": ((S, MAX_PATHS), "iu"),
         "map_index": ((S,), "iu"),
         "poses": ((S, 3), "f"),
+        "reach": ((S,), "f"),
         "maps": ((M,), "U"),
     }
     for name, (shape, kinds) in wanted.items():
@@ -187,6 +192,8 @@ def load_scenes(path: str | Path) -> Scenes:
         raise ValueError(f"{path}: expected at least one scene, in the colours of the palette, uint8")
     if not ((maps >= 0) & (maps < M)).all() or not (np.abs(field["poses"]) <= FARTHEST).all():
         raise ValueError(f"{path}: expected every map_index below {M}, the number of maps, and finite poses")
+    if not ((field["reach"] > 0) & (field["reach"] <= FARTHEST)).all():
+        raise ValueError(f"{path}: field 'reach': expected finite numbers above 0")
     real = np.arange(MAX_POINTS) < lengths[..., None]  # (S, 6, 64)
     inside: Bools = np.all((field["paths"] >= 0) & (field["paths"] < SIZE), axis=-1)
     first = (lengths[:, 0] > 0).all() and not (np.diff(lengths > 0) & (lengths[:, 1:] > 0)).any()
@@ -203,6 +210,7 @@ def load_scenes(path: str | Path) -> Scenes:
         lengths=lengths,
         map_index=maps,
         poses=field["poses"].astype(np.float64),
+        reach=field["reach"].astype(np.float64),
         maps=tuple(str(name) for name in field["maps"]),
     )
 
@@ -286,52 +294,51 @@ def _cuts(numbers: Ints, take: int, scenes: Scenes) -> Iterator[tuple[Ints, Ints
     if not take:
         yield numbers, numbers[:0], numbers[:0]
         return
-    centres, headings = image_centres(scenes), scenes.poses[:, 2]
-    diagonal = SIZE * METRES * math.sqrt(2.0)
+    outlines = image_outlines(scenes)
+    diagonal = SIZE * METRES * math.sqrt(2.0) * float(scenes.reach[numbers].max())
     for angle in np.arange(24) * np.pi / 12:
-        far = centres[numbers] @ np.array([math.cos(angle), math.sin(angle)])
+        far = outlines[numbers, :2] @ np.array([math.cos(angle), math.sin(angle)])
         order = np.argsort(far, kind="stable")
         before, beyond = numbers[order[:-take]], numbers[order[-take:]]
         # Only images less than a diagonal apart can overlap.
         line = far[order[-take]]
         near, facing = before[far[order[:-take]] > line - diagonal], beyond[far[order[-take:]] < line + diagonal]
-        meets = images_overlap(centres[near], headings[near], centres[facing], headings[facing])
+        meets = images_overlap(outlines[near], outlines[facing])
         lost = near[meets.any(axis=1)]
         yield np.setdiff1d(before, lost), beyond, lost
 
 
-def image_centres(scenes: Scenes) -> Array:
-    """World position of each image's centre, (S, 2)."""
+def image_outlines(scenes: Scenes) -> Array:
+    """The square of ground that holds what each image shows: centre x and y, heading and half a side, (S, 4)."""
     x, y, heading = scenes.poses.T
     ahead = SIZE * METRES / 2 - BEHIND
     left = scenes.paths[:, 0, 0, 1] * METRES - SIZE * METRES / 2  # every path starts at the ego
     cos, sin = np.cos(heading), np.sin(heading)
-    return np.stack([x + ahead * cos - left * sin, y + ahead * sin + left * cos], axis=1)
+    half = SIZE * METRES / 2 * scenes.reach
+    return np.stack([x + ahead * cos - left * sin, y + ahead * sin + left * cos, heading, half], axis=1)
 
 
-def images_overlap(centres: Array, headings: Array, other_centres: Array, other_headings: Array) -> Bools:
-    """Which of n images overlap which of m, (n, m): squares overlap when no side of either parts them."""
-    gap = other_centres[None] - centres[:, None]  # (n, m, 2)
-    turn = (other_headings[None] - headings[:, None]) % (np.pi / 2)
-    reach = SIZE * METRES / 2 * (1 + np.cos(turn) + np.sin(turn))
+def images_overlap(outlines: Array, others: Array) -> Bools:
+    """Which of n outlines overlap which of m, (n, m): squares overlap when no side of either parts them."""
+    x, y, heading = (others[None, :, i] - outlines[:, None, i] for i in range(3))  # (n, m) each
+    own, other = outlines[:, None, 3], others[None, :, 3]
+    turn = heading % (np.pi / 2)
+    spread = np.cos(turn) + np.sin(turn)
     overlap = np.ones(turn.shape, bool)
-    for angle in (headings[:, None], other_headings[None]):
+    for angle, reach in ((outlines[:, None, 2], own + other * spread), (others[None, :, 2], other + own * spread)):
         for axis in (angle, angle + np.pi / 2):
-            overlap &= np.abs(gap[..., 0] * np.cos(axis) + gap[..., 1] * np.sin(axis)) < reach
+            overlap &= np.abs(x * np.cos(axis) + y * np.sin(axis)) < reach
     return overlap
 
 
 def apart(scenes: Scenes, others: Scenes) -> Ints:
-    """Numbers of the scenes whose image overlaps none of the ``others`` on a map of the same name."""
-    centres, headings = image_centres(scenes), scenes.poses[:, 2]
-    other_centres, other_headings = image_centres(others), others.poses[:, 2]
+    """Numbers of the scenes whose image shows nothing that one of the ``others`` shows, on a map of the same name."""
+    outlines, theirs = image_outlines(scenes), image_outlines(others)
     names, other_names = np.array(scenes.maps)[scenes.map_index], np.array(others.maps)[others.map_index]
     free = np.ones(len(scenes), bool)
     for name in np.unique(other_names):
-        theirs = np.flatnonzero(other_names == name)
         for mine in np.array_split(np.flatnonzero(names == name), -(-len(scenes) // 256)):  # a part of the pairs a time
-            meets = images_overlap(centres[mine], headings[mine], other_centres[theirs], other_headings[theirs])
-            free[mine] = ~meets.any(axis=1)
+            free[mine] = ~images_overlap(outlines[mine], theirs[other_names == name]).any(axis=1)
     return np.flatnonzero(free)
 
 

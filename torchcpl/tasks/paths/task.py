@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from torchcpl.config import TrainConfig, option, override
+from torchcpl.decoding import stochastic_beam
 from torchcpl.encoders.resnet import IMAGENET_MEAN, IMAGENET_STD
 from torchcpl.encoders.transformer import Encoder
 from torchcpl.head import KINDS, CPLHead, mlp
-from torchcpl.hypotheses import alike, cover, hypotheses
+from torchcpl.hypotheses import cover
 from torchcpl.kernels.streams import side_by_side
 from torchcpl.metrics import IMAGE_DIAGONAL, answer_scores, calibration_error, off_road, path_distances, path_scores
 from torchcpl.potentials import Potentials, Selection
@@ -24,9 +25,10 @@ from torchcpl.selectors import Hungarian, Method, MultiHypothesis, PointerHead, 
 from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.paths.augment import Augmentation
 from torchcpl.tasks.paths.backbones import BACKBONES, build_backbone, position_code
+from torchcpl.tasks.paths.lanes import Array as Floats
 from torchcpl.tasks.paths.maps import load_maps
 from torchcpl.tasks.paths.procedural import procedural_map
-from torchcpl.tasks.paths.sampling import BACKGROUND, CELL, GRID, PALETTE, Ints
+from torchcpl.tasks.paths.sampling import BACKGROUND, CELL, GRID, MAX_POINTS, PALETTE, SIZE, Ints
 from torchcpl.tasks.paths.scenes import (
     MAP,
     Scenes,
@@ -50,6 +52,9 @@ METHODS = {
     "cpl": "CPL",
 }  # names in the tables, in order
 NEAR = 4.0  # px: an answer so near a path stands for it
+PLACE = 20.0  # m
+PAIRS = 2**26  # of points, whose distances are held in memory at a time
+TEMPERATURES = tuple(round(0.5 + 0.1 * i, 1) for i in range(26))  # of the answers' probabilities, to choose from
 COLUMNS = ("min_ade", "min_hd", "off_road", "min_ade_n1", "min_ade_n2", "min_ade_n3", "min_ade_n4plus")
 SPLITS = ("index", "geography")
 
@@ -79,6 +84,9 @@ class PathsConfig(TrainConfig):
         "", "further scenes to train on, a source like the other, drawn as `torchcpl scenes --varied` does; "
         "those that overlap scenes held out or reported on are left out",
     )  # fmt: skip
+    balance: float = option(
+        0.0, "draw a training scene with weight m^-balance, m the scenes of its place and direction", low=0.0, high=1.0
+    )
     flip: bool = option(True, "mirror half of the training scenes")
     rotate: float = option(0.0, "turn training scenes about the ego, up to so many degrees", low=0.0, high=180.0)
     zoom: float = option(0.0, "enlarge or shrink training scenes by up to this part", low=0.0, high=1.0)
@@ -92,6 +100,7 @@ class PathsConfig(TrainConfig):
     heads: int = option(8, "attention heads", low=1)
     ffn: int = option(512, "width of the feed-forward blocks", low=1)
     dropout: float = option(0.1, "dropout in encoder, decoder and CPL head", low=0.0, high=0.9)
+    attention_dropout: bool = option(True, "dropout of the encoder's attention weights, too")
     hidden: int = option(128, "width of the CPL head's MLPs", low=1)
     score_hidden: int = option(64, "width of the offset MLP and of the parallel methods' score MLPs", low=1)
     kind: str = option("lowrank", "interaction of the CPL head", choices=KINDS)
@@ -158,6 +167,8 @@ class PathsModel(SelectionModel):
         for layer in self.encoder.layers:
             # Predictions in bfloat16: for 2% more time, 2 of 1,200 paths change instead of 12.
             layer.ffn.precise = True  # type: ignore[union-attr]
+            if not config.attention_dropout:
+                layer.attention.dropout = 0.0  # type: ignore[union-attr]
         self.offset = mlp(config.dim, config.score_hidden, 2, "gelu", 0.0)
         cells = torch.arange(GRID * GRID)
         corners = torch.stack([cells % GRID, cells // GRID], -1).float() * CELL
@@ -204,29 +215,48 @@ class PathsModel(SelectionModel):
         )
         return Prediction(selection, _gather(points, selection.indices))
 
-    def answers(self, inputs: Tensor, count: int, radius: float = NEAR, num_beams: int = 64) -> Answers:
-        """Up to ``count`` paths, more than ``radius`` px apart, each with the probability of what is near it."""
+    def answers(
+        self, inputs: Tensor, count: int, radius: float = NEAR, num_beams: int = 64, temperature: float = 1.0
+    ) -> Answers:
+        """Up to ``count`` paths, more than ``radius`` px apart, each with the probability of what is near it.
+
+        Half of the ``num_beams`` paths are drawn from the images (B, 256, 256), half from their mirror images. Those
+        that leave the road or end inside the image count only where there are no others (`possible`), and
+        ``temperature`` is that of `tempered`.
+        """
+        half = len(inputs)
+        points, lengths, weight = self._drawn(torch.cat([inputs, inputs.flip(-2)]), num_beams // 2)  # of 2·B images
+        points[half:, ..., 1] = SIZE - points[half:, ..., 1]
+        points, lengths, weight = (torch.cat([x[:half], x[half:]], 1) for x in (points, lengths, weight))  # (B, K, ...)
+        fits = possible(points, lengths, inputs != BACKGROUND)
+        weight = torch.where(fits.any(1, keepdim=True), weight * fits, weight)
+        weight = weight / weight.sum(1, keepdim=True).clamp(min=1e-12)
+        few = max(PAIRS // points[0, ..., 0].numel() ** 2, 1)  # scenes at a time
+        pairs = zip(points.split(few), lengths.split(few), strict=True)
+        near = torch.cat([path_distances(p, n, p, n) <= radius for p, n in pairs])
+        near |= torch.eye(near.shape[1], dtype=torch.bool, device=near.device)  # an empty path is near none
+        chosen, probability = cover(near, weight, min(count, weight.shape[1]))
+        points = points.gather(1, chosen[..., None, None].expand(-1, -1, *points.shape[2:]))
+        lengths = lengths.gather(1, chosen).masked_fill(probability == 0, 0)
+        return Answers(points, lengths, tempered(probability, temperature))
+
+    def _drawn(self, inputs: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Paths with their weights, which add up to 1: points (B, K, T, 2), lengths and weights (B, K)."""
         features = self.encode(inputs)
         mask, points = self._all(features), self.points(features)
-
-        def gaps(indices: Tensor) -> Tensor:
-            lengths = (indices >= 0).sum(-1)
-            at = _gather(points, indices.flatten(1)).view(*indices.shape, 2)[:, :, : int(lengths.max())]
-            return path_distances(at, lengths, at, lengths)
-
         potentials = self.method.potentials(features, mask)
         if isinstance(potentials, Potentials):
-            found = hypotheses(
-                potentials, count, same=gaps, radius=radius, num_beams=num_beams, max_len=self.max_len, min_len=1
-            )
-            indices, probability = found.indices, found.log_prob.exp()
+            generator = torch.Generator(features.device).manual_seed(0)
+            longest = min(self.max_len, MAX_POINTS)
+            drawn = stochastic_beam(potentials, count, max_len=longest, min_len=1, generator=generator)
+            assert drawn.weight is not None
+            indices, weight = drawn.indices.transpose(0, 1), drawn.weight.transpose(0, 1)
         else:
             indices, weight = self.method.answers(features, mask, self.max_len)
-            chosen, probability = cover(alike(gaps, indices, radius), weight, min(count, weight.shape[1]))
-            indices = indices.gather(1, chosen.unsqueeze(-1).expand(-1, -1, indices.shape[2]))
-            indices = indices.masked_fill((probability == 0).unsqueeze(-1), -1)
+        lengths = (indices >= 0).sum(-1)
+        indices = indices[..., : max(int(lengths.max()), 1)]
         at = _gather(points, indices.flatten(1)).view(*indices.shape, 2)
-        return Answers(at, (indices >= 0).sum(-1), probability.to(points.dtype))
+        return at, lengths, (weight / weight.sum(-1, keepdim=True).clamp(min=1e-12)).to(at.dtype)
 
     def _all(self, features: Tensor) -> Tensor:
         return self.every.expand(len(features), -1)
@@ -235,6 +265,24 @@ class PathsModel(SelectionModel):
 def _gather(table: Tensor, cells: Tensor) -> Tensor:
     """(B, T, d) the rows of ``table`` (B, N, d) at ``cells`` (B, T); those of the first cell where padded."""
     return table.gather(1, cells.clamp(min=0).unsqueeze(-1).expand(-1, -1, table.shape[-1]))
+
+
+def possible(points: Tensor, lengths: Tensor, drivable: Tensor) -> Tensor:
+    """Which paths (B, K, T, 2) keep to the road (B, 256, 256) and come to the image's edge: (B, K) bool.
+
+    What the image alone says of a path: valid ones end where they leave it. A tenth of the points may be off the road.
+    """
+    width = points.shape[1]
+    off = off_road(points.flatten(0, 1), lengths.flatten(), drivable.repeat_interleave(width, 0)).view_as(lengths)
+    real = torch.arange(points.shape[2], device=points.device) < lengths.unsqueeze(-1)  # (B, K, T)
+    inside = (SIZE / 2 - points).abs().amax(-1) < SIZE / 2 - 2 * CELL
+    return (off <= 0.1) & (real & ~inside).any(-1)
+
+
+def tempered(probability: Tensor, temperature: float) -> Tensor:
+    """Probabilities (B, A) raised to 1 / ``temperature``, with the same sum over the answers."""
+    raised = probability ** (1 / temperature)
+    return raised * (probability.sum(1, keepdim=True) / raised.sum(1, keepdim=True).clamp(min=1e-12))
 
 
 def build_method(config: PathsConfig) -> Method:
@@ -266,8 +314,8 @@ def build_method(config: PathsConfig) -> Method:
 def load_source(config: PathsConfig, *, varied: bool = False, progress: bool = True) -> Scenes:
     """The scenes a configuration names: read from a file, or drawn from maps.
 
-    ``varied`` scenes are of more places, to train on: roads that the ego cannot reach may be cut off in the image, and
-    every map is driven the other way, too.
+    ``varied`` scenes are of more places, to train on: roads that the ego cannot reach may be cut off in the image,
+    every map is driven the other way, too, and the ground of most scenes is warped.
     """
     if config.source.endswith(".npz"):
         return load_scenes(config.source)
@@ -281,18 +329,20 @@ def load_source(config: PathsConfig, *, varied: bool = False, progress: bool = T
         maps = load_maps(config.source)
     if varied:
         maps = [*maps, *(graph.reversed() for graph in maps)]
-    return generate(maps, config.scenes, config.scenes_seed, progress=progress, cut=varied)
+    return generate(maps, config.scenes, config.scenes_seed, progress=progress, varied=varied)
 
 
 class SceneSet:
     """Scenes on a device, in one of the parts of a split."""
 
-    def __init__(self, scenes: Scenes, device: torch.device) -> None:
+    def __init__(self, scenes: Scenes, device: torch.device, balance: float = 0.0) -> None:
         longest = int(scenes.lengths.max(initial=0))
         self.images = torch.from_numpy(scenes.images).to(device)  # (S, 256, 256)
         self.paths = torch.from_numpy(scenes.paths[:, :, :longest]).to(device)  # (S, K, T, 2)
         self.lengths = torch.from_numpy(scenes.lengths).to(device)  # (S, K)
         self.counts = (self.lengths > 0).sum(-1)  # (S,)
+        weight = np.cumsum(crowd(scenes) ** -balance)
+        self.shares = torch.from_numpy(weight / weight[-1]).to(device)  # (S,) cumulative, of what is drawn
 
     def __len__(self) -> int:
         return len(self.images)
@@ -327,7 +377,7 @@ class PathsTask:
         if self.config.extra:
             more = load_source(override(self.config, source=self.config.extra), varied=True)
             seen.append(more.select(unseen(more, self.scenes, self.parts, self.config.split)))
-        return SceneSet(joined(seen) if len(seen) > 1 else seen[0], self.device)
+        return SceneSet(joined(seen) if len(seen) > 1 else seen[0], self.device, self.config.balance)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -347,13 +397,20 @@ class PathsTask:
         size, base = self.config.batch_size, self.config.seed * 1_000_003
         if self._order is None or self._order[0] != epoch:
             self.generator.manual_seed(2 * (base + epoch) + 1)
-            self._order = epoch, torch.randperm(len(self.train), generator=self.generator, device=self.device)
+            self._order = epoch, self._shuffled()
         where = torch.arange(place * size, (place + 1) * size, device=self.device) % len(self.train)
         rows = self._order[1][where]
         self.generator.manual_seed(2 * (base + step))
         coins = torch.rand(size, generator=self.generator, device=self.device)
         which = (coins * self.train.counts[rows]).long()
         return PathBatch(*self.augment(self.train.images[rows], self.train.paths[rows, which], self.generator))
+
+    def _shuffled(self) -> Tensor:
+        """The scenes of an epoch (S,): each once or, where they are balanced, drawn with replacement."""
+        if not self.config.balance:
+            return torch.randperm(len(self.train), generator=self.generator, device=self.device)
+        coins = torch.rand(len(self.train), generator=self.generator, device=self.device, dtype=torch.float64)
+        return torch.searchsorted(self.train.shares, coins).clamp(max=len(self.train) - 1)
 
     def validate(self, model: PathsModel) -> dict[str, float]:
         """The metrics on the selection scenes and, if these are others, on the reported ones."""
@@ -374,33 +431,42 @@ class PathsTask:
             raise ValueError(f"batch: expected at most {len(self.reported)}, the scenes reported on, got {batch}")
         return list(self.reported.images[: batch * limit].split(batch))
 
-    @torch.no_grad()
     def report_answers(self, model: PathsModel, count: int) -> dict[str, float]:
         """What `answer_scores` says of up to ``count`` answers on the reported scenes, and the calibration error.
 
-        Over all scenes, and, named ``…_n2plus``, over those with two or more valid paths.
+        Over all scenes, and, named ``…_n2plus``, over those with two or more valid paths. With held-out scenes the
+        temperature is the one with the least Brier score there.
         """
-        parts = []
-        for part in self.reported.split(8):  # of each scene, K² T² distances
-            found = model.answers(self.reported.images[part], count)
-            counts = self.reported.counts[part]
-            gaps = path_distances(found.points, found.lengths, self.reported.paths[part], self.reported.lengths[part])
-            scores = answer_scores(gaps, found.probability, counts, NEAR)
-            missing = (0, count - found.probability.shape[1])
-            parts.append(scores | {
-                name: torch.nn.functional.pad(value, missing)
-                for name, value in (("probability", found.probability), ("frequency", scores["frequency"]))
-            })  # fmt: skip
-        each = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        temperature = 1.0
+        if self.chosen_on is not self.reported:
+            gaps, probability = self._answered(model, self.chosen_on, count)
+            counts = self.chosen_on.counts
+            briers = {
+                t: float(answer_scores(gaps, tempered(probability, t), counts, NEAR)["brier"].mean())
+                for t in TEMPERATURES
+            }
+            temperature = min(briers, key=briers.__getitem__)
+        gaps, probability = self._answered(model, self.reported, count)
+        probability = tempered(probability, temperature)
+        each = answer_scores(gaps, probability, self.reported.counts, NEAR)
         each["min_ade"] = each["min_ade"].clamp(max=IMAGE_DIAGONAL)  # no answer at all
-        found_in = {"": self.reported.counts > 0, "_n2plus": self.reported.counts > 1}
-        columns: dict[str, float] = {}
-        for name, rows in found_in.items():
-            some = {key: value[rows] for key, value in each.items()}
-            columns |= {f"{key}{name}": float(value.mean()) for key, value in some.items() if value.dim() == 1}
-            given = some["probability"] > 0
-            columns[f"ece{name}"] = float(calibration_error(some["probability"][given], some["frequency"][given]))
+        frequency, columns = each.pop("frequency"), {"temperature": temperature}
+        for name, rows in {"": self.reported.counts > 0, "_n2plus": self.reported.counts > 1}.items():
+            columns |= {f"{key}{name}": float(value[rows].mean()) for key, value in each.items()}
+            given = (probability > 0) & rows.unsqueeze(1)
+            columns[f"ece{name}"] = float(calibration_error(probability[given], frequency[given]))
         return columns
+
+    @torch.no_grad()
+    def _answered(self, model: PathsModel, scenes: SceneSet, count: int) -> tuple[Tensor, Tensor]:
+        """Of up to ``count`` answers a scene the distances to its paths (S, A, K), and the probabilities (S, A)."""
+        parts = []
+        for part in scenes.split(32):
+            found = model.answers(scenes.images[part], count)
+            gaps = path_distances(found.points, found.lengths, scenes.paths[part], scenes.lengths[part])
+            parts.append((gaps, found.probability))
+        gaps, probability = (torch.cat(each) for each in zip(*parts, strict=True))
+        return gaps, probability
 
     @torch.no_grad()
     def evaluate(self, model: PathsModel, scenes: SceneSet, size: int = 256) -> dict[str, float]:
@@ -428,6 +494,14 @@ def unseen(more: Scenes, scenes: Scenes, parts: Split, split: str) -> Ints:
     if not len(kept):
         raise ValueError(f"extra: each of its {len(more)} scenes overlaps one that is held out or reported on")
     return kept
+
+
+def crowd(scenes: Scenes) -> Floats:
+    """How many of the scenes are at the place of each, (S,): the same 20 m of a map, within the same 90° of heading."""
+    names = np.unique(scenes.maps, return_inverse=True)[1][scenes.map_index]  # maps driven both ways share their name
+    where = np.column_stack([names, scenes.poses[:, :2] // PLACE, scenes.poses[:, 2] // (np.pi / 2)])
+    _, place, counts = np.unique(where, axis=0, return_inverse=True, return_counts=True)
+    return counts[place.ravel()].astype(np.float64)
 
 
 def split_scenes(config: PathsConfig, scenes: Scenes) -> Split:
