@@ -6,9 +6,9 @@
 Every set is tested by a model that never saw it: five folds leave out one or two unlike sets each, the sixth model,
 ``general``, is that of the package. All are trained at once, on the same bags, each on those that it may see.
 
-A model is too sure of itself on a kind of data it never saw. How far to trust the distances beyond the size of a pile,
+A model is too sure of itself on a kind of data it never saw. How much the size of a pile counts beside the distances,
 and how much to add to the stop's logit, is chosen on the sets left out: for each on the eight others, for the model of
-the package on all nine; with them on piles of well separated groups, whose number must stay right.
+the package on all nine; and as much on piles of well separated groups, whose number must stay right.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from torchcpl.encoders.distances import (
     distance_features,
     distances,
     greedy_hazard,
-    tempered_shift,
+    posterior_shift,
 )
 from torchcpl.files import write_json
 from torchcpl.provenance import run_info
@@ -51,7 +51,7 @@ FOLDS = ("cifar100+letter", "clinc150+mnist", "hwu64+texture", "spoken_digits+us
 SETS = tuple(sorted(name for fold in FOLDS for name in fold.split("+")))
 RECIPE = Path("torchcpl/tasks/piles/recipes/general.toml")
 BAGS = 100  # of each set in the final numbers
-TRUSTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+PRIOR_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 CLEAN = ((1, 12), (2, 50), (3, 20), (4, 10), (5, 12), (6, 20), (8, 12), (12, 8), (20, 8), (30, 5))  # groups, members
 TIMED = (40, 80)  # steps of a first run whose time says how many can be afforded
 RESERVE = 40.0  # seconds kept for the validations and the start of the second run
@@ -228,19 +228,19 @@ def summary(options: argparse.Namespace) -> dict[str, Any]:
     by_set = {name: losses(found[name]) for name in SETS}
 
     def choice(without: str) -> tuple[float, float]:
-        """The trust and the shift for a set, by all others."""
-        others = [row for name, row in by_set.items() if name != without]
-        total = np.mean([*others, clean[fold.get(without, "general")]], 0)
-        trust, shift = np.unravel_index(total.argmin(), total.shape)
-        return TRUSTS[trust], SHIFTS[shift]
+        """The weight of the prior and the shift for a set, by all others."""
+        others = np.mean([row for name, row in by_set.items() if name != without], 0)
+        total = others + clean[fold.get(without, "general")]
+        weight, shift = np.unravel_index(total.argmin(), total.shape)
+        return PRIOR_WEIGHTS[weight], SHIFTS[shift]
 
     chosen = {name: choice(name) for name in ("", *found)}
     rows = {name: described(found[name], *chosen[name]) for name in sorted(found)}
     mean = {key: float(np.mean([row[key] for row in rows.values()])) for key in ("clu_f1", "told", "card_err")}
     if options.weights:
-        nets["general"].trust.fill_(chosen[""][0])
+        nets["general"].prior_weight.fill_(chosen[""][0])
         nets["general"].get_parameter("count.2.bias").data[2] += chosen[""][1]
-        said = {"trust": str(chosen[""][0]), "stop_shift": str(chosen[""][1])}
+        said = {"prior_weight": str(chosen[""][0]), "stop_shift": str(chosen[""][1])}
         save_model(options.weights, nets["general"], recipe="general", **said)
     return {
         "bags": BAGS, "sets": rows, "mean": mean, "folds": fold,
@@ -287,30 +287,30 @@ def measured(model: DistanceModel, bags: Bags) -> Found:
     return k, new, hazard, prior
 
 
-def stop_logits(found: Found, trust: float, shift: float) -> Tensor:
-    """The logit of P(stop) after each pick (B, T), first shifted, then tempered."""
+def stop_logits(found: Found, weight: float, shift: float) -> Tensor:
+    """The logit of P(stop) after each pick (B, T), first shifted, then by the prior."""
     _, _, hazard, prior = found
-    return hazard + shift + tempered_shift(hazard + shift, prior, trust).unsqueeze(-1)
+    return hazard + shift + posterior_shift(hazard + shift, prior, weight).unsqueeze(-1)
 
 
-def described(found: Found, trust: float, shift: float) -> dict[str, float]:
-    """Scores with a trust and a shift of the stop, and with the number of classes told."""
+def described(found: Found, weight: float, shift: float) -> dict[str, float]:
+    """Scores with a weight of the prior and a shift of the stop, and with the number of classes told."""
     k, new, _, _ = found
-    length, hits = shifted_length(stop_logits(found, trust, shift), 0.0), new.cumsum(1)
+    length, hits = shifted_length(stop_logits(found, weight, shift), 0.0), new.cumsum(1)
     right = hits.gather(1, length.unsqueeze(-1) - 1).squeeze(-1)
     told = hits.gather(1, k.unsqueeze(-1) - 1).squeeze(-1)
     return {
         "clu_f1": float((2 * right / (length + k)).mean()),
         "told": float((told / k).mean()),
         "card_err": float((length - k).abs().float().mean()),
-        "trust": trust,
+        "prior_weight": weight,
         "shift": shift,
     }
 
 
 def losses(found: Found, counted: bool = True) -> np.ndarray:
-    """(trusts, shifts) what is to be small in the choice between them: count error, and CluF1 that is missing."""
-    table = [[described(found, trust, shift) for shift in SHIFTS] for trust in TRUSTS]
+    """(weights, shifts) what is to be small in the choice between them: count error, and CluF1 that is missing."""
+    table = [[described(found, weight, shift) for shift in SHIFTS] for weight in PRIOR_WEIGHTS]
     return np.array([[counted * one["card_err"] + F1_WORTH * (1 - one["clu_f1"]) for one in row] for row in table])
 
 

@@ -132,7 +132,7 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         wanted = [_rows(pick, len(one), i) for i, (pick, one) in enumerate(zip(picks, d, strict=True))]
         model = copy.deepcopy(shipped("cpu"))
         model.train().requires_grad_(True)
-        model.trust.fill_(1)  # bags of one's own are no unseen kind of data
+        model.prior_weight.zero_()  # bags of one's own are no unseen kind of data
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.lr)
         generator = torch.Generator().manual_seed(self.random_state)
         for _ in range(self.epochs):

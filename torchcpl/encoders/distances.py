@@ -372,8 +372,8 @@ class DistanceModel(nn.Module):
     all nodes together.
 
     The size N of a pile alone says something about the number of groups: p(k | N), the prior. A model is too sure of
-    itself on kinds of data that it never saw, so that in evaluation what the distances say counts to the power of
-    ``trust`` only (`tempered_shift`); training sets it to 1.
+    itself on kinds of data that it never saw, so that in evaluation the prior counts once more, to the power of
+    ``prior_weight`` (`posterior_shift`); in training that is 0.
     """
 
     precise = True  # stays in float32: rounding of scores changes picks
@@ -398,8 +398,8 @@ class DistanceModel(nn.Module):
         self.prior = nn.Sequential(
             nn.Linear(2, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, MOST_GROUPS)
         )
-        self.trust: Tensor
-        self.register_buffer("trust", torch.ones(()))
+        self.prior_weight: Tensor
+        self.register_buffer("prior_weight", torch.zeros(()))
         nn.init.zeros_(self.ends.weight)
         nn.init.zeros_(self.ends.bias)
 
@@ -415,7 +415,8 @@ class DistanceModel(nn.Module):
         if self.training:
             return pot
         hazard = greedy_hazard(pot, MOST_GROUPS)[1]
-        return replace(pot, stop=pot.stop + tempered_shift(hazard, self.log_prior(mask), self.trust).to(pot.stop))
+        shift = posterior_shift(hazard, self.log_prior(mask), self.prior_weight)
+        return replace(pot, stop=pot.stop + shift.to(pot.stop))
 
     def log_prior(self, mask: Tensor) -> Tensor:
         """log p(k | N) (B, MOST_GROUPS) of k = 1, 2, … groups in piles with ``mask`` (B, N)."""
@@ -488,8 +489,8 @@ def greedy_hazard(pot: Potentials, most: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def tempered_shift(hazard: Tensor, prior: Tensor, trust: Tensor | float) -> Tensor:
-    """(B,) what to add to the stop, so that the number of picks follows the tempered posterior p(k)·(q(k)/p(k))^trust.
+def posterior_shift(hazard: Tensor, prior: Tensor, weight: Tensor | float) -> Tensor:
+    """(B,) what to add to the stop, so that the number of picks follows the posterior q(k)·p(k)^weight.
 
     q is the distribution of the number of greedy picks, at least one, with ``hazard`` (B, T) the logit of P(stop) after
     each; log p is the ``prior`` (B, K). With the median m of the posterior, P(k ≥ m) + P(k > m) are the same
@@ -502,7 +503,7 @@ def tempered_shift(hazard: Tensor, prior: Tensor, trust: Tensor | float) -> Tens
         return F.pad(F.logsigmoid(-torch.cat([hazard[:, :-1] + shift, last], 1)).cumsum(1), (1, 0))
 
     q = survival(0.0)[:, :-1] + F.logsigmoid(torch.cat([hazard[:, :-1], last], 1))  # (B, T) log P(k = t), t from 1
-    posterior = (trust * q + (1 - trust) * prior[:, : q.shape[1]]).softmax(-1)
+    posterior = (q + weight * prior[:, : q.shape[1]]).softmax(-1)
     cdf = F.pad(posterior.cumsum(1), (1, 0))  # (B, T+1)
     below = (cdf[:, 1:-1] < 0.5).sum(1, keepdim=True)  # (B, 1) m − 1
     around = torch.cat([below, below + 1], 1)
