@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lane_maps import save_map
 
 import torchcpl as cpl
 from torchcpl.cli import main
 from torchcpl.predict import Predictor
-from torchcpl.tasks.paths.maps import save_map
 from torchcpl.tasks.paths.procedural import procedural_map
 from torchcpl.tasks.paths.scenes import generate, save_scenes
 from torchcpl.tasks.subsets.bags import unlabelled

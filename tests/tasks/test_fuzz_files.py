@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lane_maps import save_map
 from test_paths_maps import argoverse_file, nuscenes_file
 
 from torchcpl.cli import main
 from torchcpl.config import from_toml, to_toml
 from torchcpl.tables import Table
-from torchcpl.tasks.paths.maps import load_map, save_map
+from torchcpl.tasks.paths.maps import load_map
 from torchcpl.tasks.paths.procedural import procedural_map
 from torchcpl.tasks.paths.sampling import Roads
 from torchcpl.tasks.paths.scenes import generate, load_scenes, save_scenes, split_by_geography

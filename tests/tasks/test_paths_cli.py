@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from lane_maps import save_map
 from PIL import Image
 from test_cli import refused
 
 from torchcpl.cli import main
-from torchcpl.tasks.paths.maps import save_map
 from torchcpl.tasks.paths.procedural import procedural_map
 from torchcpl.tasks.paths.scenes import load_scenes
 
@@ -79,12 +79,13 @@ def test_maps_left_out_make_one_table_and_one_of_several_answers(
     save_map(procedural_map(junctions=12, shares=(0, 1, 1), seed=6), tmp_path / "a.json")
     save_map(procedural_map(junctions=12, shares=(1, 1, 1), seed=7), tmp_path / "b.json")
     scenes = tmp_path / "scenes.npz"
-    assert main(["scenes", "--source", str(tmp_path), "--scenes", "24", "--out", str(scenes)]) == 0
+    assert main(["scenes", "--source", str(tmp_path), "--scenes", "12", "--out", str(scenes)]) == 0
     runs = []
     for name, method in (("procedural-6", "cpl"), ("procedural-7", "cpl"), ("procedural-7", "multi_hypothesis")):
         runs.append(str(tmp_path / f"{name}-{method}"))
-        options = ["--source", str(scenes), "--split", f"map:{name}", "--held-out", "0.2", "--rotate", "10"]
-        assert main(["train", "paths", "--method", method, "--run", runs[-1], *options, *TINY]) == 0
+        options = ["--split", f"map:{name}", "--held-out", "0.2", "--hypotheses", "2", "--run", runs[-1], *TINY]
+        data = ["--source", str(scenes), "--scenes", "12"]
+        assert main(["train", "paths", "--method", method, *data, *options]) == 0
     out = tmp_path / "table.json"
     assert main(["table", "paths", *runs, "--rule", "held-out", "--out", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]

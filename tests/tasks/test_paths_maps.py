@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lane_maps import save_map
 
 from torchcpl.tasks.paths.lanes import Lane, LaneGraph, Line
-from torchcpl.tasks.paths.maps import load_map, load_maps, save_map
+from torchcpl.tasks.paths.maps import load_map, load_maps
 from torchcpl.tasks.paths.nuscenes import discretize
 from torchcpl.tasks.paths.procedural import procedural_map
 

@@ -82,8 +82,6 @@ class PathsBenchmark(Benchmark[PathsConfig]):
     variants: ClassVar = {
         "lowrank": {"kind": "lowrank"},
         "contextual": {"kind": "contextual"},
-        "turned": {"rotate": 15.0, "zoom": 0.1, "shift": 8.0},
-        "turned far without lines": {"rotate": 30.0, "zoom": 0.2, "shift": 16.0, "drop_lines": 0.2},
         "procedural roads too": {"extra": "procedural"},
         "authors' loss weights": {"selection_weight": 1.0, "offset_weight": 40.0},
         "pointer": {"method": "pointer"},
@@ -123,9 +121,8 @@ class PathsBenchmark(Benchmark[PathsConfig]):
             f"so near it; min-ADE: the best of them. Missed: scenes where none is within {NEAR:g} px of a valid "
             "path. Coverage: share of the valid paths with an answer so near. Stray: share of the probability on "
             "answers near none. Brier and ECE: the probabilities against a valid path drawn at random.",
-            "Of the 64 paths that are merged, half come from the mirror image; those that leave the road or end inside "
-            "the image count where there are no others. Temperature of the probabilities: the one with the least Brier "
-            "score on held-out scenes.",
+            "Of the 64 paths that are merged, half come from the mirror image. Temperature of the probabilities: the "
+            "one with the least Brier score on held-out scenes.",
         )
         info = self._info(runs) | {"config": common([run.config for run in runs])}
         title = f"Several answers, {self.source(config)}"

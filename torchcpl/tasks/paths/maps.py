@@ -13,13 +13,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torchcpl.checks import short
-from torchcpl.files import read_json, write_atomic
+from torchcpl.files import read_json
 from torchcpl.tasks.paths.argoverse import read_argoverse
 from torchcpl.tasks.paths.lanes import LANE_KINDS, LINE_KINDS, Lane, LaneGraph, Line, get, get_points, points
 from torchcpl.tasks.paths.nuscenes import read_nuscenes
@@ -77,26 +76,3 @@ def read_lane_graph(data: Mapping[str, Any], name: str = "") -> LaneGraph:
             raise ValueError(f"area {i}: expected a list of rings, got {short(rings)}")
         areas.append(tuple(points(ring, f"area {i}: ring {j}", 3) for j, ring in enumerate(rings)))
     return LaneGraph(str(data.get("map", name)), lanes, tuple(lines), tuple(areas))
-
-
-def save_map(graph: LaneGraph, path: str | Path, source: str = "") -> None:
-    """Write ``lane-graph/1``; reading it back gives the same graph exactly."""
-    data: dict[str, Any] = {
-        "format": "lane-graph/1",
-        "map": graph.name,
-        "units": "metres",
-        "source": source,
-        "lanes": {
-            key: {
-                "kind": lane.kind,
-                "centerline": lane.centerline.tolist(),
-                "polygon": None if lane.polygon is None else lane.polygon.tolist(),
-                "successors": list(lane.successors),
-            }
-            for key, lane in graph.lanes.items()
-        },
-        "lines": [{"kind": line.kind, "points": line.points.tolist()} for line in graph.lines],
-    }
-    if graph.areas:
-        data["areas"] = [[ring.tolist() for ring in rings] for rings in graph.areas]
-    write_atomic(path, json.dumps(data, separators=(",", ":")).encode())

@@ -9,8 +9,8 @@ import io
 import math
 import multiprocessing
 import os
-import signal
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +41,7 @@ from torchcpl.tasks.paths.sampling import (
 )
 
 FORMAT = "path-scenes/1"
+MANY = 2000  # scenes: with fewer, it takes longer to start processes than they save
 PARTS = ("images", "paths", "lengths", "poses", "reach")  # fields with a row a scene; ``map_index`` refers to ``maps``
 
 
@@ -87,8 +88,9 @@ def generate(
     progress: bool = False,
     varied: bool = False,
 ) -> Scenes:
-    """``count`` scenes of the maps, the same for any number of ``workers`` (processes; None: one a core).
+    """``count`` scenes of the maps, the same for any number of ``workers``, processes.
 
+    By default many scenes are drawn by a worker a core, fewer than MANY by this process.
     If ``varied``, roads that the ego cannot reach may be cut off in the image, and most of the ground is warped.
     """
     if not maps:
@@ -107,7 +109,8 @@ def generate(
         reach=np.ones(count),
         maps=tuple(graph.name for graph in maps),
     )
-    with _made(roads, count, seed, workers or os.cpu_count() or 1, varied) as made:
+    workers = workers or (os.cpu_count() or 1 if count >= MANY else 1)
+    with _made(roads, count, seed, workers, varied) as made:
         for i, scene in zip(track(range(count), "scenes", progress), made, strict=True):
             scenes.images[i], scenes.map_index[i] = scene.image, scene.map_index
             scenes.poses[i], scenes.reach[i] = scene.pose, scene.reach
@@ -122,12 +125,12 @@ def _made(roads: Sequence[Roads], count: int, seed: int, workers: int, varied: b
     if workers == 1:
         yield (sample_scene(roads, seed, index, varied) for index in range(count))
         return
-    # Forked workers share the prepared maps without copying, and use neither torch nor its threads.
-    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-    with multiprocessing.get_context(method).Pool(workers, _start_worker, (roads, seed, varied)) as pool:
-        yield pool.imap(_work, range(count), chunksize=16)
-        pool.close()
-        pool.join()
+    # Spawned, not forked: a fork of a process with threads can hang.
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, (roads, seed, varied))
+    try:
+        yield pool.map(_work, range(count), chunksize=16)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 _worker: tuple[Sequence[Roads], int, bool]  # the maps of a worker process
@@ -136,9 +139,6 @@ _worker: tuple[Sequence[Roads], int, bool]  # the maps of a worker process
 def _start_worker(roads: Sequence[Roads], seed: int, varied: bool) -> None:
     global _worker
     _worker = roads, seed, varied
-    # A handler inherited from the parent runs only between Python's instructions: a worker that waits for a lock would
-    # never hear the pool's SIGTERM, and the pool waits for the worker.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _work(index: int) -> Scene:
@@ -360,3 +360,14 @@ def cells_of(paths: Tensor) -> tuple[Tensor, Tensor]:
     cells = torch.div(paths, CELL, rounding_mode="floor")
     numbers = (cells[..., 1] * GRID + cells[..., 0]).long()
     return torch.where(real, numbers, -1), torch.where(real[..., None], paths - cells * CELL, 0.0)
+
+
+def flip(images: Tensor, paths: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+    """Mirror left and right of the ego, which heads right: image rows (B, H, W) and the y of paths (B, ..., 2).
+
+    ``which`` (B,) bool picks the scenes to mirror. Padding (−1) stays.
+    """
+    y = torch.where(paths[..., 1] < 0, paths[..., 1], images.shape[-2] - paths[..., 1])
+    mirrored = images.flip(-2), torch.stack([paths[..., 0], y], dim=-1)
+    chosen = [which.view(-1, *[1] * (t.dim() - 1)) for t in (images, paths)]
+    return torch.where(chosen[0], mirrored[0], images), torch.where(chosen[1], mirrored[1], paths)

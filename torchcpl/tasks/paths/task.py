@@ -23,9 +23,7 @@ from torchcpl.metrics import IMAGE_DIAGONAL, answer_scores, calibration_error, o
 from torchcpl.potentials import Potentials, Selection
 from torchcpl.selectors import Hungarian, Method, MultiHypothesis, PointerHead, Stepwise, Threshold
 from torchcpl.tasks.base import SelectionModel
-from torchcpl.tasks.paths.augment import Augmentation
 from torchcpl.tasks.paths.backbones import BACKBONES, build_backbone, position_code
-from torchcpl.tasks.paths.lanes import Array as Floats
 from torchcpl.tasks.paths.maps import load_maps
 from torchcpl.tasks.paths.procedural import procedural_map
 from torchcpl.tasks.paths.sampling import BACKGROUND, CELL, GRID, MAX_POINTS, PALETTE, SIZE, Ints
@@ -35,6 +33,7 @@ from torchcpl.tasks.paths.scenes import (
     Split,
     apart,
     cells_of,
+    flip,
     generate,
     joined,
     load_scenes,
@@ -52,7 +51,6 @@ METHODS = {
     "cpl": "CPL",
 }  # names in the tables, in order
 NEAR = 4.0  # px: an answer so near a path stands for it
-PLACE = 20.0  # m
 PAIRS = 2**26  # of points, whose distances are held in memory at a time
 TEMPERATURES = tuple(round(0.5 + 0.1 * i, 1) for i in range(26))  # of the answers' probabilities, to choose from
 COLUMNS = ("min_ade", "min_hd", "off_road", "min_ade_n1", "min_ade_n2", "min_ade_n3", "min_ade_n4plus")
@@ -84,14 +82,7 @@ class PathsConfig(TrainConfig):
         "", "further scenes to train on, a source like the other, drawn as `torchcpl scenes --varied` does; "
         "those that overlap scenes held out or reported on are left out",
     )  # fmt: skip
-    balance: float = option(
-        0.0, "draw a training scene with weight m^-balance, m the scenes of its place and direction", low=0.0, high=1.0
-    )
     flip: bool = option(True, "mirror half of the training scenes")
-    rotate: float = option(0.0, "turn training scenes about the ego, up to so many degrees", low=0.0, high=180.0)
-    zoom: float = option(0.0, "enlarge or shrink training scenes by up to this part", low=0.0, high=1.0)
-    shift: float = option(0.0, "move training scenes by up to so many px", low=0.0, high=64.0)
-    drop_lines: float = option(0.0, "leave lines of a kind out of this part of the training scenes", low=0.0, high=1.0)
 
     weights: str = option("", "ResNet-18 weights to start from, .safetensors or .pth")
     backbone: str = option("resnet18", "network from pixels to cells; patches is a small one", choices=BACKBONES)
@@ -100,7 +91,6 @@ class PathsConfig(TrainConfig):
     heads: int = option(8, "attention heads", low=1)
     ffn: int = option(512, "width of the feed-forward blocks", low=1)
     dropout: float = option(0.1, "dropout in encoder, decoder and CPL head", low=0.0, high=0.9)
-    attention_dropout: bool = option(True, "dropout of the encoder's attention weights, too")
     hidden: int = option(128, "width of the CPL head's MLPs", low=1)
     score_hidden: int = option(64, "width of the offset MLP and of the parallel methods' score MLPs", low=1)
     kind: str = option("lowrank", "interaction of the CPL head", choices=KINDS)
@@ -167,8 +157,6 @@ class PathsModel(SelectionModel):
         for layer in self.encoder.layers:
             # Predictions in bfloat16: for 2% more time, 2 of 1,200 paths change instead of 12.
             layer.ffn.precise = True  # type: ignore[union-attr]
-            if not config.attention_dropout:
-                layer.attention.dropout = 0.0  # type: ignore[union-attr]
         self.offset = mlp(config.dim, config.score_hidden, 2, "gelu", 0.0)
         cells = torch.arange(GRID * GRID)
         corners = torch.stack([cells % GRID, cells // GRID], -1).float() * CELL
@@ -220,22 +208,18 @@ class PathsModel(SelectionModel):
     ) -> Answers:
         """Up to ``count`` paths, more than ``radius`` px apart, each with the probability of what is near it.
 
-        Half of the ``num_beams`` paths are drawn from the images (B, 256, 256), half from their mirror images. Those
-        that leave the road or end inside the image count only where there are no others (`possible`), and
+        Half of the ``num_beams`` paths are drawn from the images (B, 256, 256), half from their mirror images;
         ``temperature`` is that of `tempered`.
         """
         half = len(inputs)
         points, lengths, weight = self._drawn(torch.cat([inputs, inputs.flip(-2)]), num_beams // 2)  # of 2·B images
         points[half:, ..., 1] = SIZE - points[half:, ..., 1]
         points, lengths, weight = (torch.cat([x[:half], x[half:]], 1) for x in (points, lengths, weight))  # (B, K, ...)
-        fits = possible(points, lengths, inputs != BACKGROUND)
-        weight = torch.where(fits.any(1, keepdim=True), weight * fits, weight)
-        weight = weight / weight.sum(1, keepdim=True).clamp(min=1e-12)
         few = max(PAIRS // points[0, ..., 0].numel() ** 2, 1)  # scenes at a time
         pairs = zip(points.split(few), lengths.split(few), strict=True)
         near = torch.cat([path_distances(p, n, p, n) <= radius for p, n in pairs])
         near |= torch.eye(near.shape[1], dtype=torch.bool, device=near.device)  # an empty path is near none
-        chosen, probability = cover(near, weight, min(count, weight.shape[1]))
+        chosen, probability = cover(near, weight / 2, min(count, weight.shape[1]))
         points = points.gather(1, chosen[..., None, None].expand(-1, -1, *points.shape[2:]))
         lengths = lengths.gather(1, chosen).masked_fill(probability == 0, 0)
         return Answers(points, lengths, tempered(probability, temperature))
@@ -265,18 +249,6 @@ class PathsModel(SelectionModel):
 def _gather(table: Tensor, cells: Tensor) -> Tensor:
     """(B, T, d) the rows of ``table`` (B, N, d) at ``cells`` (B, T); those of the first cell where padded."""
     return table.gather(1, cells.clamp(min=0).unsqueeze(-1).expand(-1, -1, table.shape[-1]))
-
-
-def possible(points: Tensor, lengths: Tensor, drivable: Tensor) -> Tensor:
-    """Which paths (B, K, T, 2) keep to the road (B, 256, 256) and come to the image's edge: (B, K) bool.
-
-    What the image alone says of a path: valid ones end where they leave it. A tenth of the points may be off the road.
-    """
-    width = points.shape[1]
-    off = off_road(points.flatten(0, 1), lengths.flatten(), drivable.repeat_interleave(width, 0)).view_as(lengths)
-    real = torch.arange(points.shape[2], device=points.device) < lengths.unsqueeze(-1)  # (B, K, T)
-    inside = (SIZE / 2 - points).abs().amax(-1) < SIZE / 2 - 2 * CELL
-    return (off <= 0.1) & (real & ~inside).any(-1)
 
 
 def tempered(probability: Tensor, temperature: float) -> Tensor:
@@ -335,14 +307,12 @@ def load_source(config: PathsConfig, *, varied: bool = False, progress: bool = T
 class SceneSet:
     """Scenes on a device, in one of the parts of a split."""
 
-    def __init__(self, scenes: Scenes, device: torch.device, balance: float = 0.0) -> None:
+    def __init__(self, scenes: Scenes, device: torch.device) -> None:
         longest = int(scenes.lengths.max(initial=0))
         self.images = torch.from_numpy(scenes.images).to(device)  # (S, 256, 256)
         self.paths = torch.from_numpy(scenes.paths[:, :, :longest]).to(device)  # (S, K, T, 2)
         self.lengths = torch.from_numpy(scenes.lengths).to(device)  # (S, K)
         self.counts = (self.lengths > 0).sum(-1)  # (S,)
-        weight = np.cumsum(crowd(scenes) ** -balance)
-        self.shares = torch.from_numpy(weight / weight[-1]).to(device)  # (S,) cumulative, of what is drawn
 
     def __len__(self) -> int:
         return len(self.images)
@@ -363,7 +333,6 @@ class PathsTask:
         self.device = device_of(config)
         self.scenes = scenes
         self.parts = split_scenes(config, self.scenes)
-        self.augment = Augmentation(config.flip, config.rotate, config.zoom, config.shift, config.drop_lines)
         self.reported = SceneSet(self.scenes.select(self.parts.val), self.device)
         aside = len(self.parts.held_out) > 0
         self.chosen_on = SceneSet(self.scenes.select(self.parts.held_out), self.device) if aside else self.reported
@@ -377,7 +346,7 @@ class PathsTask:
         if self.config.extra:
             more = load_source(override(self.config, source=self.config.extra), varied=True)
             seen.append(more.select(unseen(more, self.scenes, self.parts, self.config.split)))
-        return SceneSet(joined(seen) if len(seen) > 1 else seen[0], self.device, self.config.balance)
+        return SceneSet(joined(seen) if len(seen) > 1 else seen[0], self.device)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -397,20 +366,14 @@ class PathsTask:
         size, base = self.config.batch_size, self.config.seed * 1_000_003
         if self._order is None or self._order[0] != epoch:
             self.generator.manual_seed(2 * (base + epoch) + 1)
-            self._order = epoch, self._shuffled()
+            self._order = epoch, torch.randperm(len(self.train), generator=self.generator, device=self.device)
         where = torch.arange(place * size, (place + 1) * size, device=self.device) % len(self.train)
         rows = self._order[1][where]
         self.generator.manual_seed(2 * (base + step))
-        coins = torch.rand(size, generator=self.generator, device=self.device)
-        which = (coins * self.train.counts[rows]).long()
-        return PathBatch(*self.augment(self.train.images[rows], self.train.paths[rows, which], self.generator))
-
-    def _shuffled(self) -> Tensor:
-        """The scenes of an epoch (S,): each once or, where they are balanced, drawn with replacement."""
-        if not self.config.balance:
-            return torch.randperm(len(self.train), generator=self.generator, device=self.device)
-        coins = torch.rand(len(self.train), generator=self.generator, device=self.device, dtype=torch.float64)
-        return torch.searchsorted(self.train.shares, coins).clamp(max=len(self.train) - 1)
+        coins = torch.rand(2, size, generator=self.generator, device=self.device)
+        which = (coins[0] * self.train.counts[rows]).long()
+        images, path = self.train.images[rows], self.train.paths[rows, which]
+        return PathBatch(*flip(images, path, coins[1] < 0.5) if self.config.flip else (images, path))
 
     def validate(self, model: PathsModel) -> dict[str, float]:
         """The metrics on the selection scenes and, if these are others, on the reported ones."""
@@ -494,14 +457,6 @@ def unseen(more: Scenes, scenes: Scenes, parts: Split, split: str) -> Ints:
     if not len(kept):
         raise ValueError(f"extra: each of its {len(more)} scenes overlaps one that is held out or reported on")
     return kept
-
-
-def crowd(scenes: Scenes) -> Floats:
-    """How many of the scenes are at the place of each, (S,): the same 20 m of a map, within the same 90° of heading."""
-    names = np.unique(scenes.maps, return_inverse=True)[1][scenes.map_index]  # maps driven both ways share their name
-    where = np.column_stack([names, scenes.poses[:, :2] // PLACE, scenes.poses[:, 2] // (np.pi / 2)])
-    _, place, counts = np.unique(where, axis=0, return_inverse=True, return_counts=True)
-    return counts[place.ravel()].astype(np.float64)
 
 
 def split_scenes(config: PathsConfig, scenes: Scenes) -> Split:
