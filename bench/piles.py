@@ -1,7 +1,8 @@
 """Train the selector that ships, and its twins that never saw some of the sets: `results/piles.json`.
 
     python -m bench.piles --source FOLDER --out OUT --seconds 420
-    python -m bench.piles --source FOLDER --out OUT --summary results/piles.json --weights WEIGHTS.safetensors
+    python -m bench.piles --source FOLDER --out NEXT --init OUT --seconds 290 --options '{"lr": 5e-4}'
+    python -m bench.piles --source FOLDER --out NEXT --summary results/piles.json --weights WEIGHTS.safetensors
 
 Every set is tested by a model that never saw it: five folds leave out one or two unlike sets each, the sixth model,
 ``general``, is that of the package. All are trained at once, on the same bags, each on those that it may see.
@@ -65,7 +66,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="of the training; by default as many as the seconds allow")
     parser.add_argument("--seconds", type=float, default=420.0, help="wall-clock limit of the training, all told")
     parser.add_argument("--names", nargs="+", default=["general", *FOLDS], help="general, or sets to leave out: a+b")
-    parser.add_argument("--init", type=Path, help="folder of NAME.safetensors to go on from")
+    parser.add_argument("--init", type=Path, help="folder of an earlier training to go on from")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="of --init's weights the rest is mixed in, in --summary"
+    )
     parser.add_argument("--options", default="{}", help="JSON of options other than the recipe's")
     parser.add_argument("--summary", type=Path, metavar="FILE.json", help="only put together what OUT holds")
     parser.add_argument("--weights", type=Path, help="with --summary: where to write the model of the package")
@@ -214,9 +218,11 @@ def affordable(task: FoldsTask, deadline: float, run: Path) -> int:
 def summary(options: argparse.Namespace) -> dict[str, Any]:
     """Every set by a model that never saw it, digits and unseen CIFAR-100 classes by the one that ships."""
     sets, out = load_sets(options.source), options.out
-    training = json.loads((out / "training.json").read_text())
+    folders = [options.init, out] if options.init else [out]
+    trainings = [json.loads((folder / "training.json").read_text()) for folder in folders]
+    training = trainings[-1]
     fold = {one: name for name in training["models"] for one in left_out_of(name)}
-    nets = {name: load_model(out / f"{name}.safetensors")[0] for name in training["models"]}
+    nets = {name: mixed(name, out, options.init, options.share) for name in training["models"]}
     unseen = sets["cifar100"].whole.classes(sets["cifar100"].unseen)
     found = {name: measured(nets[fold[name]], fixed_bags(sets[name].whole, BAGS)) for name in SETS}
     found["digits"] = measured(nets["general"], fixed_bags(digits(), BAGS))
@@ -248,9 +254,19 @@ def summary(options: argparse.Namespace) -> dict[str, Any]:
         "clean": {f"{k} of {n}": described(measured(nets["general"], bags), *chosen[""])["card_err"]
                   for (k, n), bags in zip(CLEAN, clean_piles(), strict=True)},
         "reliability": reliability([(found[name], chosen[name]) for name in found]),
-        "training": {key: training[key] for key in ("models", "config", "step", "seconds", "info")},
+        "training": [{key: one[key] for key in ("models", "config", "step", "seconds", "info")} for one in trainings],
+        "share": options.share,
         "info": run_info(seeds=[0]),
     }  # fmt: skip
+
+
+def mixed(name: str, out: Path, init: Path | None, share: float) -> DistanceModel:
+    """The model of a training, the weights that it began with mixed in."""
+    model = load_model(out / f"{name}.safetensors")[0]
+    if init and share < 1:
+        before = load_model(init / f"{name}.safetensors")[0].state_dict()
+        model.load_state_dict({key: before[key].lerp(value, share) for key, value in model.state_dict().items()})
+    return model
 
 
 @cache

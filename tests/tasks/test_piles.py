@@ -16,8 +16,8 @@ from torchcpl.encoders.distances import (
     distance_features,
     distances,
     greedy_hazard,
+    posterior_shift,
     square,
-    tempered_shift,
     upper,
 )
 from torchcpl.interactions import DenseCoverage
@@ -136,16 +136,16 @@ def test_the_hazard_is_the_probability_of_stopping() -> None:
             assert float(hazard[b, t - 1]) == pytest.approx(stop - math.log(weight), abs=1e-5)
 
 
-def test_the_tempered_count_lies_between_the_models_and_the_priors() -> None:
+def test_the_prior_moves_the_count_towards_its_own() -> None:
     hazard = torch.tensor([[-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0]]).double()
     prior = torch.full((1, 9), -9.0).double()
     prior[0, 1] = 0.0  # two groups
     prior = prior.log_softmax(-1)
-    assert tempered_shift(hazard, prior, 1.0).abs().item() < 1e-6
+    assert posterior_shift(hazard, prior, 0.0).abs().item() < 1e-6
     medians = []
-    for trust in (1.0, 0.7, 0.4, 0.1):
-        shift = tempered_shift(hazard, prior, trust)
-        posterior = (trust * counts(hazard).log() + (1 - trust) * prior[:, :8]).softmax(-1)
+    for weight in (0.0, 0.2, 0.5, 1.0):
+        shift = posterior_shift(hazard, prior, weight)
+        posterior = (counts(hazard).log() + weight * prior[:, :8]).softmax(-1)
         wanted = int((posterior.cumsum(1) < 0.5).sum()) + 1
         below = counts(hazard + shift.unsqueeze(1)).cumsum(1)
         expected = posterior.cumsum(1)
@@ -155,28 +155,26 @@ def test_the_tempered_count_lies_between_the_models_and_the_priors() -> None:
     assert medians == sorted(medians, reverse=True)
     assert medians[-1] == 2 < medians[0]
     sure = torch.tensor([[-40.0, -40.0, -40.0, 40.0, 40.0]]).double()  # what is certain stays
-    assert tempered_shift(sure, prior, 0.5).abs().item() < 1e-2
+    assert posterior_shift(sure, prior, 0.5).abs().item() < 1e-2
 
 
-def test_trust_moves_the_stop_in_evaluation_alone(tmp_path: Path) -> None:
+def test_the_prior_moves_the_stop_in_evaluation_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = DistanceModel(16, 2, 2, 8)
     d = distances(torch.randn(2, 9, 3))
-    model.trust.fill_(0.3)
+    model.prior_weight.fill_(0.3)
     with torch.no_grad():
-        plain, tempered = model.train()(d), model.eval()(d)
-        shift = tempered_shift(greedy_hazard(plain, 9)[1], model.log_prior(torch.ones(2, 9, dtype=torch.bool)), 0.3)
-    torch.testing.assert_close(tempered.stop, plain.stop + shift.float())
-    assert torch.equal(tempered.unary, plain.unary)
-    assert (
-        greedy_to_median(tempered, least=1).lengths.tolist()
-        == shifted_length(greedy_hazard(tempered, 9)[1], 0.0).tolist()
-    )
+        plain, moved = model.train()(d), model.eval()(d)
+        shift = posterior_shift(greedy_hazard(plain, 9)[1], model.log_prior(torch.ones(2, 9, dtype=torch.bool)), 0.3)
+    torch.testing.assert_close(moved.stop, plain.stop + shift.float())
+    assert torch.equal(moved.unary, plain.unary)
+    lengths = shifted_length(greedy_hazard(moved, 9)[1], 0.0)
+    assert greedy_to_median(moved, least=1).lengths.tolist() == lengths.tolist()
     prior = model.log_prior(torch.tensor([[True, False, False], [True, True, True]])).exp()
     torch.testing.assert_close(prior.sum(1), torch.ones(2))
     assert prior[0, 0] == 1
     save_model(tmp_path / "m.safetensors", model)
-    assert float(load_model(tmp_path / "m.safetensors")[0].trust) == pytest.approx(0.3, abs=1e-3)
+    assert float(load_model(tmp_path / "m.safetensors")[0].prior_weight) == pytest.approx(0.3, abs=1e-3)
     del model.prior
     save_model(tmp_path / "old.safetensors", model)
     with pytest.raises(RuntimeError, match="prior"):
