@@ -406,6 +406,20 @@ def test_answers_are_apart_and_their_probabilities_are_the_methods(scenes: Scene
             torch.testing.assert_close(model.answers(images.flip(-2), 3).probability, found.probability)
 
 
+def test_answers_of_an_image_and_its_mirror_image_are_merged(scenes: Scenes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both views draw the same three paths, one of them mirrored and with other weights."""
+    model = task(scenes).build().eval()
+    ends = torch.tensor([[250.0, 128.0], [250.0, 10.0], [128.0, 250.0]])
+    paths = torch.lerp(torch.tensor([80.0, 120.0]), ends.unsqueeze(1), torch.linspace(0, 1, 21).unsqueeze(-1))[None]
+    drawn = torch.cat([paths, paths * torch.tensor([1.0, -1.0]) + torch.tensor([0.0, 256.0])])
+    weight = torch.tensor([[0.5, 0.3, 0.2], [0.3, 0.6, 0.1]])
+    monkeypatch.setattr(model, "_drawn", lambda *_: (drawn.clone(), torch.full((2, 3), 21), weight))
+    found = model.answers(torch.ones(1, 256, 256, dtype=torch.uint8), 4)
+    torch.testing.assert_close(found.probability, torch.tensor([[0.45, 0.4, 0.15, 0.0]]))
+    assert found.lengths.tolist() == [[21, 21, 21, 0]]
+    torch.testing.assert_close(found.points[0, :3, -1], ends[[1, 0, 2]])
+
+
 def test_a_temperature_keeps_the_sum() -> None:
     given = torch.tensor([[0.64, 0.16, 0.0], [0.0, 0.0, 0.0]])
     torch.testing.assert_close(tempered(given, 1.0), given)
