@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import torchcpl as cpl
 
@@ -42,7 +43,16 @@ def test_fine_tuning_learns_how_many_and_is_saved_without_pickle(tmp_path: Path)
     found.save(tmp_path / "s.safetensors")
     again = cpl.Selector.load(tmp_path / "s.safetensors")
     assert again.get_params() == found.get_params()
-    assert again.score(bags, picks) == pytest.approx(found.score(bags, picks), abs=0.05)
+    saved = again.model_.state_dict()
+    assert all(torch.equal(saved[name], value) for name, value in found.model_.state_dict().items())
+    assert again.score(bags, picks) == found.score(bags, picks)
+
+
+def test_random_state_as_in_scikit_learn() -> None:
+    x = bag(np.random.default_rng(0), 4)
+    assert cpl.Selector(random_state=None).fit_predict(x).tolist() == cpl.Selector().fit_predict(x).tolist()
+    with pytest.raises(ValueError, match="random_state: expected"):
+        cpl.Selector(random_state=np.random.RandomState(0)).fit(x)
 
 
 def test_bad_picks_are_named() -> None:
@@ -56,7 +66,7 @@ def test_bad_picks_are_named() -> None:
 def test_a_search_over_sizes_of_numpy(tmp_path: Path) -> None:
     from sklearn.model_selection import GridSearchCV
 
-    x = bag(np.random.default_rng(0), 4)
+    x = np.random.default_rng(1).permutation(bag(np.random.default_rng(0), 4))  # every fold has all groups
     search = GridSearchCV(cpl.Selector(), {"size": np.arange(2, 4)}, cv=2, error_score="raise").fit(x)
     assert search.best_params_ == {"size": 3}
     search.best_estimator_.save(tmp_path / "s.safetensors")

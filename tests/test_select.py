@@ -13,6 +13,7 @@ import torch
 
 import torchcpl as cpl
 from torchcpl.cli import main
+from torchcpl.encoders.distances import distances
 from torchcpl.interactions import DenseCoverage
 from torchcpl.reduce import Rows, neighbours, pivots, reduce, spectral
 from torchcpl.select import apportion, assign, greedy_to_median, load_model, save_model, shipped
@@ -330,7 +331,8 @@ def test_parts_share_the_picks() -> None:
 
 def test_micro_clusters_are_means_and_nearest_rows() -> None:
     x = torch.tensor(pile())
-    micro = reduce(Rows(x, "euclidean", torch.device("cpu")), 60, 0, torch.ones(900, dtype=torch.bool))
+    rows = Rows(x, "euclidean", torch.device("cpu"))
+    micro = reduce(rows, 60, 0, torch.ones(900, dtype=torch.bool), torch.zeros(900))
     gap = (x[micro.member] - micro.centres).norm(dim=-1)
     assert float((gap - torch.cdist(micro.centres, x).amin(1)).median()) < 1e-3
 
@@ -395,3 +397,76 @@ def test_hypotheses_are_different_answers_likeliest_first(tmp_path: Path) -> Non
     assert {pick["answer"] for pick in json.loads(out.read_text())} == {1, 2}
     with pytest.raises(ValueError, match="more than 512"):
         cpl.select(pile(), num_hypotheses=2)
+
+
+def test_weights_count_in_large_piles() -> None:
+    x = pile()
+    for row in range(0, 900, 90):
+        assert row in picks(x, 6, weights=np.where(np.arange(900) == row, 50.0, 0.0))
+
+
+def test_a_large_pile_is_the_same_as_a_list_or_in_a_batch() -> None:
+    x = pile()
+    assert picks(x.tolist(), 6) == picks(x, 6)
+    found = cpl.select(np.stack([x, x[::-1]]))
+    assert found.tolist() == [picks(x), picks(x[::-1])]
+    assert found.step_log_prob is not None
+    assert found.step_log_prob.shape == found.indices.shape
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e30, 1e-30, 1e-200])
+@pytest.mark.parametrize("x", [X, pile()])
+def test_numbers_that_float32_cannot_square_are_refused(x: np.ndarray, scale: float) -> None:
+    with pytest.raises(ValueError, match="x: expected numbers of 1e-15 to"):
+        cpl.select(x.astype(np.float64) * scale)
+
+
+@pytest.mark.parametrize("scale", [1e13, 1e-15])
+@pytest.mark.parametrize("x", [X, pile()])
+def test_numbers_may_be_large_or_small(x: np.ndarray, scale: float) -> None:
+    assert len(picks(x * scale)) == len(picks(x))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match="no CUDA device"):
+        cpl.select(X, device="cuda")
+
+
+def test_several_answers_of_too_many_picks() -> None:
+    x = np.random.default_rng(0).normal(size=(100, 3))
+    with pytest.raises(ValueError, match="size: expected at most 80 with several hypotheses, got 90"):
+        cpl.select(x, 90, num_hypotheses=2)
+
+
+@pytest.mark.parametrize("options", [["--require", "1"], ["--size", "15"]])
+def test_a_page_of_equal_rows(tmp_path: Path, options: list[str]) -> None:
+    np.save(tmp_path / "x.npy", np.repeat(X[:10], 2, 0))
+    assert main(["select", str(tmp_path / "x.npy"), *options, "--explore", str(tmp_path / "page.html")]) == 0
+
+
+def test_of_equal_rows_in_a_large_pile_the_one_of_most_weight() -> None:
+    x = np.concatenate([pile(), pile()])
+    weights = np.where(np.arange(1800) < 900, 0.0, 0.5)
+    assert min(picks(x, 6, weights=weights)) >= 900
+
+
+@pytest.mark.parametrize("n", [20, 600])
+def test_masked_arrays_are_refused(n: int) -> None:
+    x = np.ma.masked_greater(np.random.default_rng(0).normal(size=(n, 3)), 1)
+    with pytest.raises(ValueError, match="x: expected an array without a mask"):
+        cpl.select(x)
+    with pytest.raises(ValueError, match="weights: expected an array without a mask"):
+        cpl.select(x.data, weights=x[:, 0])
+
+
+def test_the_stop_is_the_same_however_many_picks_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    for groups in (1, 4, 30):
+        centres = 3 * rng.normal(size=(groups, 16))
+        d = distances(torch.tensor(np.repeat(centres, 120 // groups, 0) + rng.normal(size=(120, 16))).unsqueeze(0))
+        with torch.no_grad():
+            few = shipped("cpu")(d).stop
+            monkeypatch.setattr("torchcpl.encoders.distances.FEW_GROUPS", 100)
+            torch.testing.assert_close(few, shipped("cpu")(d).stop, atol=1e-4, rtol=0)
+        monkeypatch.undo()

@@ -36,7 +36,7 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         size: how many to pick; by default as many as needed, between ``min_size`` and ``max_size``.
         metric: ``euclidean | cosine``.
         epochs, lr: of the fine-tuning.
-        random_state: random seed.
+        random_state: random seed; None is 0.
 
     Attributes:
         representatives_: (T,) rows of X, in order of picking.
@@ -53,7 +53,7 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         max_size: int | None = None,
         epochs: int = 5,
         lr: float = 1e-4,
-        random_state: int = 0,
+        random_state: int | None = 0,
     ) -> None:
         self.size = size
         self.metric = metric
@@ -105,9 +105,10 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         return -float(np.linalg.norm(X - centres[labels], axis=1).mean())
 
     def save(self, path: str | Path) -> None:
-        """The model and the parameters as one safetensors file; no pickle."""
+        """The model, in float32, and the parameters as one safetensors file; no pickle."""
         check_is_fitted(self, "model_")
-        save_model(path, self.model_, selector=json.dumps(self.get_params(), default=lambda value: value.item()))
+        said = json.dumps(self.get_params(), default=lambda value: value.item())
+        save_model(path, self.model_, "F32", selector=said)
 
     @classmethod
     def load(cls, path: str | Path) -> Selector:
@@ -119,9 +120,15 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
 
     def _picks(self, X: NDArray[Any]) -> NDArray[np.int64]:
         between = (self.min_size, self.max_size)
-        found = select_by(self.model_, X, self.size, self.metric, between, seed=self.random_state)
+        found = select_by(self.model_, X, self.size, self.metric, between, seed=self._seed())
         rows: NDArray[np.int64] = found.indices[found.indices >= 0].numpy()
         return rows
+
+    def _seed(self) -> int:
+        if self.random_state is None:
+            return 0
+        check_count("random_state", self.random_state, 0)
+        return int(self.random_state)
 
     def _tune(self, bags: Sequence[Any], picks: Sequence[Any]) -> Selector:
         """Stochastic gradient steps of ``subset_nll``, eight bags each."""
@@ -134,7 +141,7 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         model.train().requires_grad_(True)
         model.prior_weight.zero_()  # bags of one's own are no unseen kind of data
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.lr)
-        generator = torch.Generator().manual_seed(self.random_state)
+        generator = torch.Generator().manual_seed(self._seed())
         for _ in range(self.epochs):
             for chosen in torch.randperm(len(d), generator=generator).split(8):
                 batch, mask, target = _padded([d[i] for i in chosen], [wanted[i] for i in chosen])

@@ -26,7 +26,7 @@ POWERS, ROUNDS, SPARE = 4, 3, 20  # of the subspace iteration: steps between ort
 
 @dataclass(frozen=True)
 class Micro:
-    """M micro-clusters: their means, and of each the row nearest to it."""
+    """M micro-clusters: their means, and of each the row of most weight and nearest to it."""
 
     centres: Tensor  # (M, D)
     member: Tensor  # (M,) −1 where no row may be picked
@@ -51,13 +51,17 @@ class Rows:
         found = found.to(self.device, torch.float32)
         return torch.nn.functional.normalize(found, dim=-1) if self.cosine else found
 
-    def first_of_equal(self, wanted: Tensor, required: Tensor) -> Tensor:
-        """(N,) True for the first of ``wanted`` among rows that are equal, False for all equal to a required one."""
+    def one_of_equal(self, wanted: Tensor, required: Tensor, bonus: Tensor) -> Tensor:
+        """(N,) True for one of ``wanted`` among rows that are equal, False for all equal to a required one.
+
+        It is the one of most ``bonus`` (N,), the first of them.
+        """
         generator = torch.Generator().manual_seed(0)
         weight = torch.randn(self.x.shape[1], generator=generator, dtype=torch.float64).to(self.device)
         parts = [(self.take(slice(i, i + BLOCK)) * weight).sum(-1) for i in range(0, len(self), BLOCK)]
         code = torch.cat(parts)  # equal rows have equal codes, others hardly ever
         index = wanted.nonzero().flatten()
+        index = index[bonus[index].argsort(descending=True, stable=True)]
         ordered, order = code[index].sort(stable=True)
         fresh = torch.ones_like(order, dtype=torch.bool)
         fresh[1:] = ordered[1:] != ordered[:-1]
@@ -94,8 +98,8 @@ def kmeans(rows: Tensor, k: int, generator: torch.Generator) -> Tensor:
     return centres
 
 
-def reduce(rows: Rows, count: int, seed: int, allowed: Tensor) -> Micro:
-    """At most ``count`` micro-clusters; members are rows where ``allowed`` (N,).
+def reduce(rows: Rows, count: int, seed: int, allowed: Tensor, bonus: Tensor) -> Micro:
+    """At most ``count`` micro-clusters; members are rows where ``allowed`` (N,), of most ``bonus`` (N,), central ones.
 
     Fitted on a sample, then one pass for means, one for members.
     """
@@ -109,12 +113,14 @@ def reduce(rows: Rows, count: int, seed: int, allowed: Tensor) -> Micro:
         total.index_add_(0, labels, values)
         sizes += torch.bincount(labels, minlength=count)
     centres = torch.where((sizes > 0).unsqueeze(-1), total / sizes.clamp(min=1).unsqueeze(-1), centres)
+    spread = centres.var(0).sum().clamp(min=1e-30)  # beside it, distances inside a micro-cluster are small
     best = torch.full((count,), torch.inf, device=centres.device)
     member = torch.full((count,), -1, dtype=torch.long, device=centres.device)
     for block in blocks:
         values = rows.take(block)
         score, labels = nearest(values, centres)
-        score = (score + values.square().sum(-1)).masked_fill(~allowed[block].to(score.device), torch.inf)
+        score = (score + values.square().sum(-1)) / spread - bonus[block].to(score.device)
+        score = score.masked_fill(~allowed[block].to(score.device), torch.inf)
         best = _improve(best, member, labels, score, block)
     return Micro(centres[sizes > 0], member[sizes > 0])
 

@@ -23,14 +23,15 @@ from torchcpl.checks import check_choice, check_count, describe
 from torchcpl.constraints import Constraint, Forbid, History, Rules
 from torchcpl.decoding.greedy import greedy
 from torchcpl.encoders.distances import DistanceModel, distances
-from torchcpl.files import track
-from torchcpl.functional import prefix_log_probs
+from torchcpl.files import track, write_atomic
+from torchcpl.functional import prefix_log_probs, trimmed
 from torchcpl.hypotheses import hypotheses
 from torchcpl.interactions.base import gather_rows
-from torchcpl.potentials import Potentials, Selection, picked_mask
+from torchcpl.potentials import Potentials, Selection, as_device, picked_mask
 from torchcpl.reduce import BLOCK, Rows, kmeans, nearest, pivots, reduce, sample, spectral
 
 SHIPPED = Path(__file__).parent / "models" / "piles.safetensors"
+LEAST, MOST = 1e-15, 1e15  # of the largest number of a pile, whose squares are float32
 METRICS = ("euclidean", "cosine", "precomputed")
 DIRECT = 512  # the largest pile whose full distance matrix the model gets
 WHOLE = 400  # micro-clusters of a larger pile that it sees at once
@@ -57,9 +58,9 @@ def select(
 ) -> Selection:
     """Pick one representative of every group in a pile of vectors, without training.
 
-    The model sees only the distances inside the pile: the picks are the same when rows are permuted and when the
-    vectors are rotated, shifted or scaled, to rounding. Of equal rows only one is picked, unless ``size``
-    exceeds the number of distinct ones.
+    The model sees only the distances inside the pile: up to 512 rows the picks are the same when rows are permuted and
+    when the vectors are rotated, shifted or scaled, to rounding; in larger piles they may be other rows of the same
+    groups. Of equal rows only one is picked, unless ``size`` exceeds the number of distinct ones.
 
     Args:
         x: (N, D) vectors or (B, N, D) piles of equal size, NumPy or torch; with ``metric="precomputed"`` distances
@@ -69,7 +70,8 @@ def select(
         require: rows that must be picked, as indices or as a mask (N,) or (B, N); they come first.
         forbid: rows that must not be picked, given the same way; they still count as part of the pile.
         weights: (N,) or (B, N) added to each row's logit: quality, recency.
-        num_hypotheses: give that many different answers, likeliest first.
+        num_hypotheses: give that many different answers, likeliest first; where there are fewer, the last ones are
+            rows of −1 with log-probability −inf.
         seed: random seed.
         device: where to compute; by default where ``x`` is.
 
@@ -99,7 +101,8 @@ def select_by(
     check_choice("metric", metric, METRICS)
     check_count("num_hypotheses", num_hypotheses, 1)
     check_count("seed", seed, 0)
-    place = as_device(device, x)
+    x = x if isinstance(x, np.ndarray | Tensor) else as_array("x", x)
+    place = as_device((x.device if isinstance(x, Tensor) else "cpu") if device is None else device)
     many = is_large(x, metric)
     values = None if many else as_vectors(x, metric).to(place)
     shape = (1, len(x)) if values is None else (1, *values.shape[:1]) if values.dim() == 2 else tuple(values.shape[:2])
@@ -109,10 +112,18 @@ def select_by(
     bonus = as_weights(rules[2], shape, place)
     least, most = sizes(size, *between, required, forbidden)
     picker = _Picker(model or shipped(str(place)), size is not None, num_hypotheses, seed)
-    if values is None:
+    if num_hypotheses > 1 and least > 2 * TRAINED:
+        raise ValueError(f"size: expected at most {2 * TRAINED} with several hypotheses, got {least}")
+    if many or (metric != "precomputed" and shape[1] > DIRECT):
         if num_hypotheses > 1:
             raise ValueError(f"num_hypotheses: expected 1 for a pile of more than {DIRECT} rows, got {num_hypotheses}")
-        return _large(picker, Rows(x, metric, place), required[0], forbidden[0], bonus[0], (least, most))
+        piles = zip([x] if values is None else values, required, forbidden, bonus, strict=True)
+        large = [
+            _large(picker, Rows(pile, metric, place), must, never, extra, (least, most))
+            for pile, must, never, extra in piles
+        ]
+        return _joined([found.map(lambda part: part.unsqueeze(0)) for found in large], values is None)
+    assert values is not None
     single, values = values.dim() == 2, values.view(*shape, -1)
     kept = distinct(values, metric, required, forbidden, bonus, least)
     chunk = max(1, 2**22 // shape[1] ** 2)
@@ -125,15 +136,23 @@ def select_by(
 
 
 @torch.no_grad()
-def pile_potentials(x: Any, metric: str = "euclidean", weights: Any = None) -> Potentials:
-    """What ``select`` picks by from a pile (N, D) of at most `DIRECT` rows; of equal rows all but one are masked."""
+def pile_potentials(
+    x: Any, metric: str = "euclidean", weights: Any = None, require: Any = None, forbid: Any = None, least: int = 1
+) -> Potentials:
+    """What ``select`` picks by from a pile (N, D) of at most `DIRECT` rows; of equal rows all but one are masked.
+
+    That is a required one, and there are more where else fewer than ``least`` would be left.
+    """
     check_choice("metric", metric, METRICS)
     if len(x) > DIRECT:
         raise ValueError(f"x: expected at most {DIRECT} rows, got {len(x)}")
     values = as_vectors(x, metric).unsqueeze(0)
-    nothing = torch.zeros(values.shape[:2], dtype=torch.bool)
-    bonus = as_weights(weights, (1, values.shape[1]), values.device)
-    kept = distinct(values, metric, nothing, nothing, bonus, 1)
+    shape = (1, values.shape[1])
+    required, forbidden = (
+        as_mask(name, rows, shape, values.device) for name, rows in (("require", require), ("forbid", forbid))
+    )
+    bonus = as_weights(weights, shape, values.device)
+    kept = distinct(values, metric, required, forbidden, bonus, least)
     pot: Potentials = shipped("cpu")(values.float() if metric == "precomputed" else distances(values, metric), kept)
     return replace(pot, unary=pot.unary + bonus.to(pot.unary))
 
@@ -148,7 +167,7 @@ def greedy_to_median(
     """
     found = greedy(pot, most, min_len=least, stop_threshold=0.5, constraints=constraints)  # at the median or later
     rules = Rules(pot, most, least, 0.0, constraints)
-    stop = prefix_log_probs(pot, found.indices.unsqueeze(1), rules)[1][:, 0]  # (B, T+1)
+    stop = prefix_log_probs(pot, trimmed(found.indices).unsqueeze(1), rules)[1][:, 0]  # (B, T+1)
     length = torch.minimum(median_length(stop.exp()), found.lengths)
     ended = torch.arange(found.indices.shape[1], device=stop.device) >= length.unsqueeze(-1)
     assert found.step_log_prob is not None
@@ -206,12 +225,12 @@ def _large(
 ) -> Selection:
     """The model over the means of micro-clusters; of more picks than it was trained on, pivots of a graph."""
     least, most = between
-    allowed = rows.first_of_equal(~forbidden, required) & ~forbidden & ~required
+    allowed = rows.one_of_equal(~forbidden, required, bonus) & ~forbidden & ~required
     if int(allowed.sum()) <= DIRECT:  # mostly equal rows
         return _few(picker, rows, allowed | required, required, forbidden, bonus, between)
     if picker.exact and most > TRAINED:
         return _spread(picker.seed, rows, required, forbidden, allowed, bonus, most)
-    micro = reduce(rows, WHOLE, picker.seed, allowed)
+    micro = reduce(rows, WHOLE, picker.seed, allowed, bonus)
     fixed = required.nonzero().flatten()
     member = torch.cat([micro.member, fixed.to(micro.member.device)])
     d = distances(torch.cat([micro.centres, rows.take(fixed.cpu())]).unsqueeze(0))
@@ -357,17 +376,17 @@ def load_model(path: str | Path, device: str = "cpu") -> tuple[DistanceModel, di
     return model.to(device).eval().requires_grad_(False), said
 
 
-def save_model(path: str | Path, model: DistanceModel, **said: str) -> None:
-    """Write a file for ``load_model``, in float16, with ``said`` as metadata."""
+def save_model(path: str | Path, model: DistanceModel, dtype: str = "F16", **said: str) -> None:
+    """Write a file for ``load_model`` in ``dtype``, ``F16 | F32``, with ``said`` as metadata."""
     header: dict[str, Any] = {"__metadata__": {**said, "model": json.dumps(model.widths)}}
     data = b""
     for name, value in model.state_dict().items():
-        part = value.detach().cpu().half().numpy().tobytes()
-        header[name] = {"dtype": "F16", "shape": list(value.shape), "data_offsets": [len(data), len(data) + len(part)]}
+        part = value.detach().cpu().numpy().astype(DTYPES[dtype]).tobytes()
+        header[name] = {"dtype": dtype, "shape": list(value.shape), "data_offsets": [len(data), len(data) + len(part)]}
         data += part
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    Path(path).write_bytes(len(text).to_bytes(8, "little") + text + data)
+    write_atomic(path, len(text).to_bytes(8, "little") + text + data)
 
 
 def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -390,22 +409,14 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
 # ---------------------------------------------------------------------------------------------- the input
 
 
-def as_device(given: Any, x: Any) -> torch.device:
-    """``given``, or where ``x`` is."""
-    if given is None:
-        return x.device if isinstance(x, Tensor) else torch.device("cpu")
-    try:
-        return torch.device(given) if isinstance(given, str | torch.device) else torch.device("")
-    except RuntimeError:
-        raise ValueError(f"device: expected a torch.device or its name, got {describe(given)}") from None
-
-
 def as_array(name: str, given: Any) -> Tensor:
     """Numbers of any kind, or True and False, as a tensor; the values are the caller's own, never written to."""
     if isinstance(given, Tensor):
         if given.is_meta or given.is_complex() or given.layout != torch.strided:
             raise ValueError(f"{name}: expected a dense tensor of numbers, got {describe(given)}")
         return given.detach()
+    if isinstance(given, np.ma.MaskedArray):
+        raise ValueError(f"{name}: expected an array without a mask, got a masked array")
     try:
         array = np.array(given)
     except (ValueError, TypeError, OverflowError):
@@ -444,6 +455,8 @@ def as_vectors(given: Any, metric: str) -> Tensor:
     bad = ~x.isfinite().all(-1)
     if bool(bad.any()):
         raise ValueError(f"x: expected finite numbers, got NaN or infinity in {named_rows(bad)}")
+    if not LEAST <= float(x.abs().max()) <= MOST and bool(x.any()):
+        raise ValueError(f"x: expected numbers of {LEAST:g} to {MOST:g} in size, got up to {float(x.abs().max()):g}")
     if metric == "precomputed":
         check_distances(x)
     if metric == "cosine" and bool((x == 0).all(-1).any()):
@@ -559,15 +572,17 @@ def distinct(values: Tensor, metric: str, required: Tensor, forbidden: Tensor, b
 
 
 def _joined(parts: Sequence[Selection], single: bool) -> Selection:
-    """The batches concatenated, without all-padding columns; for a single pile its row."""
+    """The batches concatenated, as long as the longest selection; for a single pile its row."""
     longest = max(1, max(int(part.lengths.max()) for part in parts))
 
     def column(name: str) -> Any:
         tensors = [getattr(part, name) for part in parts]
         if tensors[0] is None:
             return None
-        cut = [t[..., :longest] for t in tensors] if name in ("indices", "step_log_prob") else tensors
-        whole = torch.cat(cut)
+        if name in ("indices", "step_log_prob"):
+            fill = -1 if name == "indices" else 0
+            tensors = [torch.nn.functional.pad(t, (0, longest - t.shape[-1]), value=fill) for t in tensors]
+        whole = torch.cat(tensors)
         return whole[0] if single else whole
 
     names = [name for name in ("indices", "lengths", "log_prob", "weight", "step_log_prob") if hasattr(parts[0], name)]

@@ -85,12 +85,12 @@ def write_explorer(
 
     ``sizes`` are the number of picks, if given, and the fewest and the most.
     """
-    pot = pile_potentials(vectors.values, metric, weights)
+    size, least, most = sizes
+    pot = pile_potentials(vectors.values, metric, weights, required, forbidden, size or least)
     shape = (1, pot.num_candidates)
     must, never = (as_mask("rows", rows, shape, pot.mask.device) for rows in (required, forbidden))
     names = [vectors.name(row) for row in range(len(vectors))]
     images = None if vectors.files is None else [read_image(file, 96) for file in vectors.files]
-    size, least, most = sizes
     explore(
         pot, path, images or names, labels=names if images else None,
         title=f"{len(vectors)} candidates", min_len=size or least,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchcpl.checks import readable
 from torchcpl.constraints import Rules
 from torchcpl.decoding.greedy import greedy
 from torchcpl.functional import prefix_logits
@@ -30,6 +31,7 @@ KERNELS = 4
 EDGE_FEATURES = 7 + KERNELS * len(WALKS)  # and one for each ridge
 NODE_FEATURES = len(NEIGHBOURS) + 2 + KERNELS * (1 + 2 * len(WALKS)) + 1  # and two for each ridge
 MOST_GROUPS, LARGEST = 100, 400  # of the piles in training, which the prior knows
+FEW_GROUPS, NEVER = 24, -20.0  # enough where the log-probability of more is below this
 TINY = 1e-6
 CHUNK = 6400  # pairs
 
@@ -158,7 +160,7 @@ def _walks(
     walks, own, traces = (torch.stack(column, 2).flatten(1, 2) for column in zip(*found, strict=True))
     mean = total / mask.sum(-1).clamp(min=1).view(-1, 1, 1)
     degree = (safe / mean.clamp(min=1e-12)).log().clamp(-6, 6)
-    return (walks + 3e-4).log() / 3, (own + 3e-4).log() / 3, degree, (traces + 1e-3).log()
+    return walks.add_(3e-4).log().div_(3), (own + 3e-4).log() / 3, degree, (traces + 1e-3).log()
 
 
 def _gram(d: Tensor, both: Tensor, size: Tensor) -> Tensor:
@@ -279,10 +281,9 @@ class Pairs:
         self.n = n
         self.ends = torch.triu_indices(n, n, 1, device=device).T  # (P, 2)
         self.flat = self.ends[:, 0] * n + self.ends[:, 1]
-        i = torch.arange(n, device=device)
-        low, high = torch.minimum(i, i.unsqueeze(-1)), torch.maximum(i, i.unsqueeze(-1))
-        place = low * (2 * n - low - 1) // 2 + high - low  # one more than the pair's number
-        self.place = place.masked_fill(low == high, 0).flatten()  # 0: the diagonal
+        number = torch.arange(1, len(self.flat) + 1, device=device)
+        place = torch.zeros(n * n, dtype=torch.long, device=device).index_copy_(0, self.flat, number).view(n, n)
+        self.place = (place + place.T).flatten()  # one more than the pair's number, 0: the diagonal
 
     def upper(self, matrices: Tensor) -> Tensor:
         """(B, C, N, N) to (B, C, P)."""
@@ -414,8 +415,7 @@ class DistanceModel(nn.Module):
         pot = self.judge(nodes, edges, mask)[0]
         if self.training:
             return pot
-        hazard = greedy_hazard(pot, MOST_GROUPS)[1]
-        shift = posterior_shift(hazard, self.log_prior(mask), self.prior_weight)
+        shift = posterior_shift(_hazard(pot), self.log_prior(mask), self.prior_weight)
         return replace(pot, stop=pot.stop + shift.to(pot.stop))
 
     def log_prior(self, mask: Tensor) -> Tensor:
@@ -488,6 +488,15 @@ def greedy_hazard(pot: Potentials, most: int) -> tuple[Tensor, Tensor]:
     return picks, (logits[..., -1] - logits[..., :-1].logsumexp(-1)).clamp(-50, 50)
 
 
+def _hazard(pot: Potentials) -> Tensor:
+    """That of `greedy_hazard` (B, T) for as many picks as there may be."""
+    if pot.unary.device.type == "cpu" and readable():
+        hazard = greedy_hazard(pot, FEW_GROUPS)[1]
+        if bool((F.logsigmoid(-hazard).sum(1) < NEVER).all()):
+            return hazard
+    return greedy_hazard(pot, MOST_GROUPS)[1]
+
+
 @torch.no_grad()
 def posterior_shift(hazard: Tensor, prior: Tensor, weight: Tensor | float) -> Tensor:
     """(B,) what to add to the stop, so that the number of picks follows the posterior q(k)·p(k)^weight.
@@ -496,23 +505,25 @@ def posterior_shift(hazard: Tensor, prior: Tensor, weight: Tensor | float) -> Te
     each; log p is the ``prior`` (B, K). With the median m of the posterior, P(k ≥ m) + P(k > m) are the same
     afterwards: a single number, so that the order of the picks does not matter.
     """
-    last = torch.full_like(hazard[:, :1], torch.inf)  # no more than T picks
+    last = hazard.new_full((len(hazard), 1), torch.inf)  # no more than T picks
 
-    def survival(shift: Tensor | float) -> Tensor:
-        """log P(k > t) (B, T+1), t from 0 to T."""
-        return F.pad(F.logsigmoid(-torch.cat([hazard[:, :-1] + shift, last], 1)).cumsum(1), (1, 0))
+    def survival(shift: Tensor) -> Tensor:
+        """log P(k > t) (B, S, T+1), t from 0 to T, with each ``shift`` (B, S)."""
+        ends = torch.cat([hazard[:, :-1], last], 1).unsqueeze(1) + shift.unsqueeze(-1)
+        return F.pad(F.logsigmoid(-ends).cumsum(2), (1, 0))
 
-    q = survival(0.0)[:, :-1] + F.logsigmoid(torch.cat([hazard[:, :-1], last], 1))  # (B, T) log P(k = t), t from 1
+    before = survival(torch.zeros_like(last))[:, 0, :-1]  # (B, T) log P(k ≥ t), t from 1
+    q = before + F.logsigmoid(torch.cat([hazard[:, :-1], last], 1))  # (B, T) log P(k = t)
     posterior = (q + weight * prior[:, : q.shape[1]]).softmax(-1)
     cdf = F.pad(posterior.cumsum(1), (1, 0))  # (B, T+1)
     below = (cdf[:, 1:-1] < 0.5).sum(1, keepdim=True)  # (B, 1) m − 1
     around = torch.cat([below, below + 1], 1)
-    wanted = (1 - cdf.gather(1, around)).sum(1)
-    low, high = torch.full_like(wanted, -30.0), torch.full_like(wanted, 30.0)
-    for _ in range(40):
-        middle = (low + high) / 2
-        found = survival(middle.unsqueeze(1)).exp().gather(1, around).sum(1)
+    wanted = (1 - cdf.gather(1, around)).sum(1, keepdim=True)
+    low, step = torch.full_like(wanted, -30.0), 60.0
+    for _ in range(5):  # the 64 parts of an interval at once: the next is the part where the sum falls below
+        step = step / 64
+        shift = low + step * torch.arange(1, 64, device=low.device)  # (B, 63)
+        found = survival(shift).exp().gather(2, around.unsqueeze(1).expand(-1, 63, -1)).sum(2)
         # Where the model is so sure that many shifts would do, the term in the shift itself finds the smallest.
-        more = found - 1e-4 * middle > wanted
-        low, high = torch.where(more, middle, low), torch.where(more, high, middle)
-    return high
+        low = low + step * (found - 1e-4 * shift > wanted).sum(1, keepdim=True)
+    return (low + step).squeeze(1)
