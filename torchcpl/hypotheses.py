@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from torchcpl.checks import check_count, check_generator, check_number, describe
-from torchcpl.constraints import Constraint, History, Rules
-from torchcpl.decoding import beam, stochastic_beam
-from torchcpl.functional import blame_nan, prefix_log_probs, step_log_probs
-from torchcpl.interactions.base import accumulator, reorder
+from torchcpl.constraints import Constraint, Rules
+from torchcpl.decoding.beam import Beams, beam, highest, search, stochastic_beam
+from torchcpl.functional import prefix_log_probs
 from torchcpl.potentials import Potentials, Selection, picked_mask
 from torchcpl.sets import set_log_probs
 
@@ -143,46 +142,28 @@ def set_beam(pot: Potentials, rules: Rules, width: int) -> tuple[Tensor, Tensor]
     Returns the likeliest order found of each set (B, K, T) and the log-probability of the merged hypotheses (B, K).
     Where interaction or rules depend on the latest pick, only hypotheses with the same latest pick are merged.
     """
-    batch, n = pot.unary.shape
-    device = pot.unary.device
+    n = pot.num_candidates
     ordered = rules.ordered or pot.interaction.depends_on == "last"
-    # A set's key is the sum of 64-bit random codes of its members: collisions are negligible.
-    codes, latest = torch.randint(2**62, (2, n + 1), generator=torch.Generator().manual_seed(0)).to(device)
-    indices = torch.full((batch, 1, rules.max_len), -1, dtype=torch.long, device=device)
-    marks = torch.zeros(batch, 1, n + 1, dtype=torch.bool, device=device)  # the last column: stopped
-    key = last = indices.new_full((batch, 1), -1)
-    state = pot.interaction.start(1)
-    # Of the merged hypotheses, and of the likeliest order among them.
-    mass = own = torch.zeros(batch, 1, dtype=accumulator(pot.unary.dtype), device=device)
-    for t in range(rules.max_len):
-        stopped = marks[..., n]
-        if bool((stopped | (mass == -torch.inf)).all()):
-            break
-        history = History(marks[..., :n], last, (indices >= 0).sum(-1))
-        log_probs = step_log_probs(pot, state, history, rules)  # (B, K, N+1)
-        # A stopped hypothesis has one continuation, itself.
-        log_probs = log_probs.masked_fill(stopped.unsqueeze(-1), -torch.inf)
-        log_probs[..., n] = log_probs[..., n].masked_fill(stopped, 0)
-        grown = (mass.unsqueeze(-1) + log_probs).flatten(1)
-        mass, best = grown.topk(min(grown.shape[1], 4 * width), 1)
+    # A set's key is the sum of 64-bit random codes of its members, and of the stop: collisions are negligible.
+    codes, latest = torch.randint(2**62, (2, n + 1), generator=torch.Generator().manual_seed(0)).to(pot.unary.device)
+    latest[n] = 0
+
+    def merge(log_probs: Tensor, beams: Beams) -> tuple[Tensor, Tensor]:
+        """The score is that of the merged hypotheses, ``log_prob`` that of the likeliest order among them."""
+        mass, best = highest(beams.score.unsqueeze(-1) + log_probs, 4 * width)
+        own = (beams.log_prob.unsqueeze(-1) + log_probs).flatten(1).gather(1, best)
         parents, choice = best // (n + 1), best % (n + 1)
-        own = (own.unsqueeze(-1) + log_probs).flatten(1).gather(1, best)
-        key = key.gather(1, parents) + codes[choice].masked_fill(stopped.gather(1, parents), 0)
-        by = key + latest[choice].masked_fill(choice == n, 0) if ordered else key
-        mass, kept = merged(by, mass, own, width)
-        parents, choice, own, key = (part.gather(1, kept) for part in (parents, choice, own, key))
-        pick = choice.masked_fill(choice == n, -1)
-        indices = indices.gather(1, parents.unsqueeze(-1).expand(-1, -1, rules.max_len))
-        indices[..., t] = pick
-        marks = marks.gather(1, parents.unsqueeze(-1).expand(-1, -1, n + 1)).scatter(2, choice.unsqueeze(-1), True)
-        last = last.gather(1, parents)
-        last = last.where(pick < 0, pick)
-        state = pot.interaction.advance(reorder(state, parents), pick)
+        new = codes[choice].masked_fill(beams.marks[..., n].gather(1, parents), 0)
+        key = (beams.marks * codes).sum(-1).gather(1, parents) + new
+        mass, kept = merged(key + latest[choice] if ordered else key, mass, own, width)
+        return mass, best.gather(1, kept)
+
+    found = search(pot, rules, width, merge)
+    indices, mass = found.indices, found.score
     if ordered:  # at max_len, sets may still be there once for each latest pick
-        sets = (marks[..., :n] * codes[:n]).sum(-1)
-        mass, kept = merged(sets, mass, own, width)
-        indices = indices.gather(1, kept.unsqueeze(-1).expand(-1, -1, rules.max_len))
-    return indices, blame_nan(mass, pot)
+        mass, kept = merged((found.marks * codes)[..., :n].sum(-1), mass, found.log_prob, width)
+        indices = indices.gather(1, kept.unsqueeze(-1).expand_as(indices))
+    return indices, mass
 
 
 def merged(key: Tensor, score: Tensor, own: Tensor, width: int) -> tuple[Tensor, Tensor]:

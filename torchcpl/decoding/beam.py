@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torchcpl.interactions.base import accumulator, reorder
 from torchcpl.potentials import Potentials, Selection
 
 
-@dataclass
+@dataclass(frozen=True)
 class Beams:
     """K hypotheses a row, best first. Where a row has fewer than K, the rest have log-probability −inf."""
 
@@ -24,6 +24,12 @@ class Beams:
     gains: Tensor  # (B, K, T) log-probability of each pick
     log_prob: Tensor  # (B, K)
     score: Tensor  # (B, K) the rank
+    marks: Tensor  # (B, K, N+1) bool: picked; in the last column, stopped
+
+
+# Of the log-probabilities (B, K, N+1) of the next choice, those that are kept: their scores (B, K), best first, and
+# their places (B, K) among the K·(N+1).
+Keep = Callable[[Tensor, Beams], tuple[Tensor, Tensor]]
 
 
 @torch.no_grad()
@@ -48,8 +54,7 @@ def beam(
         raise ValueError(f"num_return: expected at most num_beams = {num_beams}, got {num_return}")
     refuse_tracing()
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
-    found = search(pot, rules, num_beams, lambda log_probs, beams: beams.log_prob.unsqueeze(-1) + log_probs)
-    return _selection(found, num_return, pot)
+    return _selection(search(pot, rules, num_beams, likeliest), num_return, pot)
 
 
 @torch.no_grad()
@@ -76,15 +81,15 @@ def stochastic_beam(
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     check_generator(generator, pot.unary.device)
 
-    def perturb(log_probs: Tensor, beams: Beams) -> Tensor:
+    def perturbed(log_probs: Tensor, beams: Beams) -> tuple[Tensor, Tensor]:
         log_prob = beams.log_prob.unsqueeze(-1) + log_probs  # (B, K, N+1)
-        uniform = torch.empty_like(log_prob).exponential_(generator=generator)
-        return _gumbel_with_maximum(log_prob - uniform.log(), beams.score.unsqueeze(-1))
+        noise = torch.empty_like(log_prob).exponential_(generator=generator)
+        return highest(_gumbel_with_maximum(log_prob - noise.log(), beams.score.unsqueeze(-1)), num_samples + 1)
 
     # The root is perturbed too: conditional on a fixed maximum the leaves would be dependent, and p/q biased.
     root = torch.empty(len(pot), dtype=accumulator(pot.unary.dtype), device=pot.unary.device)
     root = -root.exponential_(generator=generator).log()
-    found = search(pot, rules, num_samples + 1, perturb, root)
+    found = search(pot, rules, num_samples + 1, perturbed, root)
     threshold = found.score[:, num_samples:]  # κ (B, 1)
     log_prob = found.log_prob[:, :num_samples]
     # log q = log(1 − exp(−exp(log p − κ))); κ = −inf, no further sequence, means certain inclusion.
@@ -116,60 +121,51 @@ def _gumbel_with_maximum(perturbed: Tensor, maximum: Tensor) -> Tensor:
     return shifted.masked_fill((perturbed == -torch.inf) | (maximum == -torch.inf), -torch.inf)
 
 
-Rank = Callable[[Tensor, Beams], Tensor]
+def highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` highest scores of (B, K, N+1), best first, and their places among the K·(N+1)."""
+    flat = scores.flatten(1)
+    return flat.topk(min(count, flat.shape[1]), 1)
 
 
-def search(pot: Potentials, rules: Rules, width: int, rank: Rank, root: float | Tensor = 0.0) -> Beams:
-    """Extend ``width`` hypotheses a row, keeping the highest ``rank(step log-probabilities, beams)`` (B, K, N+1).
+def likeliest(log_probs: Tensor, beams: Beams) -> tuple[Tensor, Tensor]:
+    """The likeliest continuations, as many as there are beams."""
+    return highest(beams.log_prob.unsqueeze(-1) + log_probs, log_probs.shape[1])
 
-    ``root`` is the score of the empty hypothesis.
-    """
+
+def search(pot: Potentials, rules: Rules, width: int, keep: Keep, root: float | Tensor = 0.0) -> Beams:
+    """Extend ``width`` hypotheses a row at every step, and ``keep`` as many; ``root`` scores the empty one."""
     batch, n = pot.unary.shape
     device = pot.unary.device
     dtype = accumulator(pot.unary.dtype)
-    beams = Beams(
-        torch.full((batch, width, rules.max_len), -1, dtype=torch.long, device=device),
-        torch.zeros(batch, width, rules.max_len, dtype=dtype, device=device),
-        torch.full((batch, width), -torch.inf, dtype=dtype, device=device),
-        torch.full((batch, width), -torch.inf, dtype=dtype, device=device),
-    )
-    beams.log_prob[:, 0] = 0
-    beams.score[:, 0] = root
-    marks = torch.zeros(batch, width, n + 1, dtype=torch.bool, device=device)  # the last column: stopped
+    indices = torch.full((batch, width, rules.max_len), -1, dtype=torch.long, device=device)
+    marks = torch.zeros(batch, width, n + 1, dtype=torch.bool, device=device)
+    log_prob = torch.full((batch, width), -torch.inf, dtype=dtype, device=device)
+    score = log_prob.clone()
+    log_prob[:, 0], score[:, 0] = 0, root
+    beams = Beams(indices, torch.zeros_like(indices, dtype=dtype), log_prob, score, marks)
     last = torch.full((batch, width), -1, dtype=torch.long, device=device)
     state = start_state(pot, rules, width)
     for t in range(rules.max_len):
-        stopped = marks[..., n]
+        stopped = beams.marks[..., n]
         if may_test(t, device) and bool((stopped | (beams.log_prob == -torch.inf)).all()):
             break
-        count = (beams.indices[..., :t] >= 0).sum(-1) if t else torch.zeros_like(last)
-        log_probs = step_log_probs(pot, state, History(marks[..., :n], last, count), rules)
-        grown = rank(log_probs, beams)
-        # A stopped hypothesis has one continuation, itself, with its score.
-        grown = grown.masked_fill(stopped.unsqueeze(-1), -torch.inf)
-        grown[..., n] = torch.where(stopped, beams.score, grown[..., n])
-
-        score, best = grown.flatten(1).topk(min(width, grown[0].numel()), dim=1)  # best first
-        if score.shape[1] < width:
-            short = width - score.shape[1]
-            score = torch.nn.functional.pad(score, (0, short), value=-torch.inf)
-            best = torch.nn.functional.pad(best, (0, short), value=n)
+        history = History(beams.marks[..., :n], last, (beams.indices >= 0).sum(-1))
+        log_probs = step_log_probs(pot, state, history, rules)
+        # A stopped hypothesis has one continuation, itself.
+        log_probs = log_probs.masked_fill(stopped.unsqueeze(-1), -torch.inf)
+        log_probs[..., n] = log_probs[..., n].masked_fill(stopped, 0)
+        score, best = keep(log_probs, beams)
         parents, choice = best // (n + 1), best % (n + 1)
         pick = choice.masked_fill(choice == n, -1)
-        kept = parents.unsqueeze(-1).expand(-1, -1, rules.max_len)
-        beams.gains = beams.gains.gather(1, kept)
-        gained = log_probs.flatten(1).gather(1, best).masked_fill(stopped.gather(1, parents), 0)
-        beams.gains[..., t] = gained.masked_fill(pick < 0, 0)
-        beams.log_prob = (beams.log_prob.gather(1, parents) + gained).masked_fill(score == -torch.inf, -torch.inf)
-        beams.score = score
-        beams.indices = beams.indices.gather(1, kept)
-        beams.indices[..., t] = pick
-        marks = marks.gather(1, parents.unsqueeze(-1).expand(-1, -1, n + 1))
-        marks.scatter_(-1, choice.unsqueeze(-1), True)
-        last = last.gather(1, parents)
+        gained = log_probs.flatten(1).gather(1, best)
+        indices, gains, log_prob, marks, last, *state_parts = reorder(
+            (beams.indices, beams.gains, beams.log_prob, beams.marks, last, *state), parents
+        )
+        indices[..., t], gains[..., t] = pick, gained.masked_fill(pick < 0, 0)
+        log_prob = (log_prob + gained).masked_fill(score == -torch.inf, -torch.inf)
+        beams = Beams(indices, gains, log_prob, score, marks.scatter_(-1, choice.unsqueeze(-1), True))
         last = last.where(pick < 0, pick)
-        state = pot.interaction.advance(reorder(state, parents), pick)
+        state = pot.interaction.advance(tuple(state_parts), pick)
     blame_nan(beams.log_prob, pot)
     dead = (beams.log_prob == -torch.inf).unsqueeze(-1)
-    beams.indices, beams.gains = beams.indices.masked_fill(dead, -1), beams.gains.masked_fill(dead, 0)
-    return beams
+    return replace(beams, indices=beams.indices.masked_fill(dead, -1), gains=beams.gains.masked_fill(dead, 0))
