@@ -66,7 +66,10 @@ def hypotheses(
             generator = torch.Generator(pot.unary.device).manual_seed(0)
         drawn = stochastic_beam(pot, num_beams, generator=generator, **limits)  # type: ignore[arg-type]
         indices, log_prob = _likeliest_drawn(pot, drawn, num_hypotheses, same, radius)
-    return _selection(pot, indices, log_prob, rules, num_hypotheses)
+    log_prob = log_prob.clamp(max=0)
+    indices = indices.masked_fill((log_prob == -torch.inf).unsqueeze(-1), -1)
+    steps = prefix_log_probs(pot, indices, rules)[0][..., :-1]  # (B, R, T)
+    return Selection(indices, (indices >= 0).sum(-1), log_prob, pot.num_candidates, step_log_prob=steps)
 
 
 def _likeliest_sets(pot: Potentials, rules: Rules, count: int, width: int) -> tuple[Tensor, Tensor]:
@@ -88,16 +91,6 @@ def _likeliest_drawn(
     together = alike(same if callable(same) else partial(_same_set, pot), indices, radius)
     chosen, mass = cover(together, weight / weight.sum(-1, keepdim=True), count)
     return indices.gather(1, chosen.unsqueeze(-1).expand(-1, -1, indices.shape[2])), mass.log()
-
-
-def _selection(pot: Potentials, indices: Tensor, log_prob: Tensor, rules: Rules, count: int) -> Selection:
-    """(B, ·, T) answers filled up to ``count``, those of no probability with −1."""
-    missing = count - indices.shape[1]
-    log_prob = torch.nn.functional.pad(log_prob, (0, missing), value=-torch.inf).clamp(max=0)
-    indices = torch.nn.functional.pad(indices, (0, 0, 0, missing), value=-1)
-    indices = indices.masked_fill((log_prob == -torch.inf).unsqueeze(-1), -1)
-    steps = prefix_log_probs(pot, indices, rules)[0][..., :-1]  # (B, R, T)
-    return Selection(indices, (indices >= 0).sum(-1), log_prob, pot.num_candidates, step_log_prob=steps)
 
 
 def _same_set(pot: Potentials, indices: Tensor) -> Tensor:
@@ -144,24 +137,23 @@ def set_beam(pot: Potentials, rules: Rules, width: int) -> tuple[Tensor, Tensor]
     """
     n = pot.num_candidates
     ordered = rules.ordered or pot.interaction.depends_on == "last"
-    # A set's key is the sum of 64-bit random codes of its members, and of the stop: collisions are negligible.
-    codes, latest = torch.randint(2**62, (2, n + 1), generator=torch.Generator().manual_seed(0)).to(pot.unary.device)
-    latest[n] = 0
+    # A set's key is the sum of 64-bit random codes of its members, of padding 0: collisions are negligible.
+    codes, latest = torch.randint(2**62, (2, n + 2), generator=torch.Generator().manual_seed(0)).to(pot.unary.device)
+    codes[-1] = latest[n] = 0
 
     def merge(log_probs: Tensor, beams: Beams) -> tuple[Tensor, Tensor]:
         """The score is that of the merged hypotheses, ``log_prob`` that of the likeliest order among them."""
         mass, best = highest(beams.score.unsqueeze(-1) + log_probs, 4 * width)
         own = (beams.log_prob.unsqueeze(-1) + log_probs).flatten(1).gather(1, best)
         parents, choice = best // (n + 1), best % (n + 1)
-        new = codes[choice].masked_fill(beams.marks[..., n].gather(1, parents), 0)
-        key = (beams.marks * codes).sum(-1).gather(1, parents) + new
+        key = codes[beams.indices].sum(-1).gather(1, parents) + codes[choice]
         mass, kept = merged(key + latest[choice] if ordered else key, mass, own, width)
         return mass, best.gather(1, kept)
 
     found = search(pot, rules, width, merge)
     indices, mass = found.indices, found.score
     if ordered:  # at max_len, sets may still be there once for each latest pick
-        mass, kept = merged((found.marks * codes)[..., :n].sum(-1), mass, found.log_prob, width)
+        mass, kept = merged(codes[indices].sum(-1), mass, found.log_prob, width)
         indices = indices.gather(1, kept.unsqueeze(-1).expand_as(indices))
     return indices, mass
 

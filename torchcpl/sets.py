@@ -238,7 +238,7 @@ def complete(
             assert drawn.step_log_prob is not None
             added, gains, log_prob = (x.transpose(0, 1) for x in (drawn.indices, drawn.step_log_prob, drawn.log_prob))
         else:  # a beam of one is greedy
-            beams = search(part.pot, onward, num_beams or 1, likeliest)
+            beams = search(part.pot, onward, num_beams or 1, likeliest(num_beams or 1))
             added, gains, log_prob = (x[:, :num_return] for x in (beams.indices, beams.gains, beams.log_prob))
         given = given.expand(*added.shape[:2], -1)
         indices = torch.cat([given, added], -1)[..., : rules.max_len]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchcpl.checks import check_count, check_generator
 from torchcpl.constraints import Constraint, History, Rules
@@ -24,11 +25,9 @@ class Beams:
     gains: Tensor  # (B, K, T) log-probability of each pick
     log_prob: Tensor  # (B, K)
     score: Tensor  # (B, K) the rank
-    marks: Tensor  # (B, K, N+1) bool: picked; in the last column, stopped
 
 
-# Of the log-probabilities (B, K, N+1) of the next choice, those that are kept: their scores (B, K), best first, and
-# their places (B, K) among the K·(N+1).
+# Which choices to keep, of their log-probabilities (B, K, N+1): scores, best first, and places among the K·(N+1).
 Keep = Callable[[Tensor, Beams], tuple[Tensor, Tensor]]
 
 
@@ -54,7 +53,7 @@ def beam(
         raise ValueError(f"num_return: expected at most num_beams = {num_beams}, got {num_return}")
     refuse_tracing()
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
-    return _selection(search(pot, rules, num_beams, likeliest), num_return, pot)
+    return _selection(search(pot, rules, num_beams, likeliest(num_beams)), num_return, pot)
 
 
 @torch.no_grad()
@@ -81,15 +80,18 @@ def stochastic_beam(
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     check_generator(generator, pot.unary.device)
 
+    width = num_samples + 1
+
     def perturbed(log_probs: Tensor, beams: Beams) -> tuple[Tensor, Tensor]:
         log_prob = beams.log_prob.unsqueeze(-1) + log_probs  # (B, K, N+1)
-        noise = torch.empty_like(log_prob).exponential_(generator=generator)
-        return highest(_gumbel_with_maximum(log_prob - noise.log(), beams.score.unsqueeze(-1)), num_samples + 1)
+        noise = log_prob.new_empty(len(pot), width, log_prob.shape[2]).exponential_(generator=generator)
+        gumbels = log_prob - noise[:, : log_prob.shape[1]].log()
+        return highest(_gumbel_with_maximum(gumbels, beams.score.unsqueeze(-1)), width)
 
     # The root is perturbed too: conditional on a fixed maximum the leaves would be dependent, and p/q biased.
-    root = torch.empty(len(pot), dtype=accumulator(pot.unary.dtype), device=pot.unary.device)
+    root = torch.empty(len(pot), 1, dtype=accumulator(pot.unary.dtype), device=pot.unary.device)
     root = -root.exponential_(generator=generator).log()
-    found = search(pot, rules, num_samples + 1, perturbed, root)
+    found = search(pot, rules, width, perturbed, root)
     threshold = found.score[:, num_samples:]  # κ (B, 1)
     log_prob = found.log_prob[:, :num_samples]
     # log q = log(1 − exp(−exp(log p − κ))); κ = −inf, no further sequence, means certain inclusion.
@@ -122,34 +124,32 @@ def _gumbel_with_maximum(perturbed: Tensor, maximum: Tensor) -> Tensor:
 
 
 def highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` highest scores of (B, K, N+1), best first, and their places among the K·(N+1)."""
+    """The ``count`` highest of the scores (B, K, N+1), best first, and their places among the K·(N+1)."""
     flat = scores.flatten(1)
     return flat.topk(min(count, flat.shape[1]), 1)
 
 
-def likeliest(log_probs: Tensor, beams: Beams) -> tuple[Tensor, Tensor]:
-    """The likeliest continuations, as many as there are beams."""
-    return highest(beams.log_prob.unsqueeze(-1) + log_probs, log_probs.shape[1])
+def likeliest(count: int) -> Keep:
+    """Keep the ``count`` likeliest."""
+    return lambda log_probs, beams: highest(beams.log_prob.unsqueeze(-1) + log_probs, count)
 
 
 def search(pot: Potentials, rules: Rules, width: int, keep: Keep, root: float | Tensor = 0.0) -> Beams:
-    """Extend ``width`` hypotheses a row at every step, and ``keep`` as many; ``root`` scores the empty one."""
+    """Extend all hypotheses of a row at every step, and ``keep`` up to ``width``; ``root`` scores the empty one."""
     batch, n = pot.unary.shape
     device = pot.unary.device
     dtype = accumulator(pot.unary.dtype)
-    indices = torch.full((batch, width, rules.max_len), -1, dtype=torch.long, device=device)
-    marks = torch.zeros(batch, width, n + 1, dtype=torch.bool, device=device)
-    log_prob = torch.full((batch, width), -torch.inf, dtype=dtype, device=device)
-    score = log_prob.clone()
-    log_prob[:, 0], score[:, 0] = 0, root
-    beams = Beams(indices, torch.zeros_like(indices, dtype=dtype), log_prob, score, marks)
-    last = torch.full((batch, width), -1, dtype=torch.long, device=device)
-    state = start_state(pot, rules, width)
+    indices = torch.full((batch, 1, rules.max_len), -1, dtype=torch.long, device=device)
+    log_prob = torch.zeros(batch, 1, dtype=dtype, device=device)
+    beams = Beams(indices, torch.zeros_like(indices, dtype=dtype), log_prob, log_prob + root)
+    marks = torch.zeros(batch, 1, n + 1, dtype=torch.bool, device=device)  # the last column: stopped
+    last = torch.full((batch, 1), -1, dtype=torch.long, device=device)
+    state = start_state(pot, rules, 1)
     for t in range(rules.max_len):
-        stopped = beams.marks[..., n]
+        stopped = marks[..., n]
         if may_test(t, device) and bool((stopped | (beams.log_prob == -torch.inf)).all()):
             break
-        history = History(beams.marks[..., :n], last, (beams.indices >= 0).sum(-1))
+        history = History(marks[..., :n], last, (beams.indices >= 0).sum(-1))
         log_probs = step_log_probs(pot, state, history, rules)
         # A stopped hypothesis has one continuation, itself.
         log_probs = log_probs.masked_fill(stopped.unsqueeze(-1), -torch.inf)
@@ -158,14 +158,18 @@ def search(pot: Potentials, rules: Rules, width: int, keep: Keep, root: float | 
         parents, choice = best // (n + 1), best % (n + 1)
         pick = choice.masked_fill(choice == n, -1)
         gained = log_probs.flatten(1).gather(1, best)
-        indices, gains, log_prob, marks, last, *state_parts = reorder(
-            (beams.indices, beams.gains, beams.log_prob, beams.marks, last, *state), parents
+        indices, gains, log_prob, marks, last, *parts = reorder(
+            (beams.indices, beams.gains, beams.log_prob, marks, last, *state), parents
         )
         indices[..., t], gains[..., t] = pick, gained.masked_fill(pick < 0, 0)
         log_prob = (log_prob + gained).masked_fill(score == -torch.inf, -torch.inf)
-        beams = Beams(indices, gains, log_prob, score, marks.scatter_(-1, choice.unsqueeze(-1), True))
+        beams = Beams(indices, gains, log_prob, score)
+        marks.scatter_(-1, choice.unsqueeze(-1), True)
         last = last.where(pick < 0, pick)
-        state = pot.interaction.advance(tuple(state_parts), pick)
+        state = pot.interaction.advance(tuple(parts), pick)
     blame_nan(beams.log_prob, pot)
-    dead = (beams.log_prob == -torch.inf).unsqueeze(-1)
-    return replace(beams, indices=beams.indices.masked_fill(dead, -1), gains=beams.gains.masked_fill(dead, 0))
+    short = width - beams.score.shape[1]
+    log_prob, score = (pad(part, (0, short), value=-torch.inf) for part in (beams.log_prob, beams.score))
+    dead = (log_prob == -torch.inf).unsqueeze(-1)
+    indices, gains = (pad(part, (0, 0, 0, short)) for part in (beams.indices, beams.gains))
+    return Beams(indices.masked_fill(dead, -1), gains.masked_fill(dead, 0), log_prob, score)
