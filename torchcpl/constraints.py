@@ -239,7 +239,7 @@ class Rules:
             return allowed, None
 
         stop = history.count >= self.min_len
-        missing = None  # (B, K, N) required and not yet picked
+        missing = torch.zeros_like(left)  # (B, K, N) required and not yet picked
         if self.required is not None:
             missing = self.required.unsqueeze(1) & ~history.selected
             outstanding = missing.sum(-1)
@@ -284,10 +284,8 @@ class Rules:
         wanted = required.sum(-1)
         refuse(wanted > self.max_len, f"{{}} candidates are required, but max_len = {self.max_len}", wanted)
         for cost, limit in self._budgets:
-            fill = (self.min_len - wanted).clamp(min=0)
-            spare = cost.masked_fill(~self.available | required, torch.inf).sort(-1).values
-            cheapest = torch.nn.functional.pad(spare.cumsum(-1), (1, 0)).gather(1, fill.unsqueeze(-1)).squeeze(-1)
-            need = _total(cost, required).squeeze(-1) + cheapest
+            cheapest = _cheapest(cost, self.available & ~required)
+            need = (_total(cost, required) + cheapest(self.min_len - wanted)).squeeze(-1)
             refuse(need > limit, "the required picks and min_len cost at least {:g}, the budget is {:g}", need, limit)
         for matrix in self._adjacent:
             apart = self._unreachable(matrix, required)
@@ -347,7 +345,7 @@ def _budget(constraint: Budget, pot: Potentials) -> tuple[Tensor, Tensor]:
 
 
 def _affordable(
-    cost: Tensor, limit: Tensor, selected: Tensor, available: Tensor, missing: Tensor | None, owed: Tensor | None
+    cost: Tensor, limit: Tensor, selected: Tensor, available: Tensor, missing: Tensor, owed: Tensor | None
 ) -> Tensor:
     """(B, K, N) candidates that leave enough for the required ones and for the cheapest way to reach min_len.
 
@@ -357,24 +355,20 @@ def _affordable(
     cost = cost.unsqueeze(1)  # (B, 1, N)
     limit = limit.view(-1, 1, 1)
     left = torch.where(limit < torch.inf, limit - _total(cost, selected), torch.inf)  # (B, K, 1)
-    reserved = cost.new_zeros(1) if missing is None else _total(cost, missing)  # (B, K, 1)
-    need = cost + reserved if missing is None else torch.where(missing, reserved, cost + reserved)
+    reserved = _total(cost, missing)  # (B, K, 1)
     if owed is None:
-        return need <= left
+        return torch.where(missing, reserved, cost + reserved) <= left
     # With f picks owed beyond the required ones, picking i costs max(c_i, c_(f)) and the f−1 cheapest others.
-    if missing is not None:
-        available, owed = available & ~missing, (owed - missing.sum(-1)).clamp(min=0)
-    ranked = cost.expand(available.shape).masked_fill(~available, torch.inf).sort(-1).values
-    total = torch.nn.functional.pad(ranked.cumsum(-1), (1, 0))  # (B, K, N+1), total[f] of the f cheapest
-
-    def cheapest(count: Tensor) -> Tensor:
-        return total.gather(-1, count.clamp(min=0, max=ranked.shape[-1]).unsqueeze(-1))
-
+    cheapest, owed = _cheapest(cost, available & ~missing), owed - missing.sum(-1)
     others = cheapest(owed - 1) + torch.maximum(cost, cheapest(owed) - cheapest(owed - 1).nan_to_num(posinf=0.0))
-    optional = torch.where((owed > 0).unsqueeze(-1), others, cost) + reserved
-    if missing is None:
-        return optional <= left
-    return torch.where(missing, reserved + cheapest(owed), optional) <= left
+    return torch.where(missing, cheapest(owed), others) + reserved <= left
+
+
+def _cheapest(cost: Tensor, among: Tensor) -> Callable[[Tensor], Tensor]:
+    """From a number (...), none if negative, to the cost (..., 1) of so many of the cheapest ``among`` (..., N)."""
+    ranked = cost.expand(among.shape).masked_fill(~among, torch.inf).sort(-1).values
+    total = torch.nn.functional.pad(ranked.cumsum(-1), (1, 0))  # (..., N+1)
+    return lambda number: total.gather(-1, number.clamp(min=0, max=ranked.shape[-1]).unsqueeze(-1))
 
 
 def _total(cost: Tensor, chosen: Tensor) -> Tensor:
@@ -384,11 +378,8 @@ def _total(cost: Tensor, chosen: Tensor) -> Tensor:
 
 def _next_to(matrix: Tensor, last: Tensor) -> Tensor:
     """(B, K, N) the neighbours of the last pick; all candidates where nothing is picked yet."""
-    batch = last.shape[0]
-    if matrix.shape[-1] == 0:
-        return matrix.new_ones(*last.shape, 0)
-    rows = torch.arange(batch, device=last.device).unsqueeze(-1) if matrix.shape[0] != 1 else 0
-    return matrix[rows, last.clamp(min=0)] | (last < 0).unsqueeze(-1)
+    rows = last.clamp(min=0).unsqueeze(-1).expand(-1, -1, matrix.shape[-1])
+    return matrix.expand(last.shape[0], -1, -1).gather(1, rows) | (last < 0).unsqueeze(-1)
 
 
 def _verdict(function: Callable[[History], Tensor], history: History) -> Tensor:

@@ -86,8 +86,13 @@ def prefix_log_probs(pot: Potentials, order: Tensor, rules: Rules, remaining: bo
         picks = order.unsqueeze(2).masked_fill(passed, -1)  # (B, P, T+1, T)
     else:
         picks = torch.nn.functional.pad(order, (0, 1), value=-1).unsqueeze(-1)  # (B, P, T+1, 1)
+    return summed(log_probs, picks), log_probs[..., -1]
+
+
+def summed(log_probs: Tensor, picks: Tensor) -> Tensor:
+    """Σ log P (...) of ``picks`` (..., C), −1 for none, from ``log_probs`` (..., N+1)."""
     # Earlier picks have log-probability −inf: masked before summing, so that no 0·inf reaches the gradient.
-    return log_probs.gather(-1, picks.clamp(min=0)).masked_fill(picks < 0, 0).sum(-1), log_probs[..., -1]
+    return log_probs.gather(-1, picks.clamp(min=0)).masked_fill(picks < 0, 0).sum(-1)
 
 
 def sequence_log_probs(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
@@ -116,19 +121,25 @@ def log_prob(
     return blame_nan(sequence_log_probs(pot, order.unsqueeze(1), rules).squeeze(1), pot)
 
 
-def check_sequences(name: str, order: Tensor, pot: Potentials, picks_real: bool = False) -> None:
-    """Check (B, T) sequences, and their values where values are checked."""
+def check_sequences(
+    name: str, order: Tensor, pot: Potentials, picks_real: bool = False, broadcast: bool = False
+) -> None:
+    """Check (B, T) sequences, and their values where values are checked; if ``broadcast``, one row takes any B."""
     check_potentials(pot)
-    check_tensor(name, order, (pot.unary.shape[0], "T"), "long", like=pot.unary)
+    batch = pot.unary.shape[0]
+    check_tensor(name, order, ("B" if broadcast and batch == 1 else batch, "T"), "long", like=pot.unary)
     if validating(order):
-        check_order(name, order, pot.num_candidates, pot.mask if picks_real else None)
+        check_order(name, order, pot.num_candidates, pot.mask.expand(len(order), -1) if picks_real else None)
+
+
+def longest(order: Tensor) -> int:
+    """The number of picks of the longest sequence of (B, T), or T where values may not be read."""
+    return int((order >= 0).sum(-1).max()) if order.numel() and readable() else order.shape[1]
 
 
 def trimmed(order: Tensor) -> Tensor:
     """``order`` (B, T) without the columns that are padding in all rows; unchanged where values may not be read."""
-    if order.numel() == 0 or not readable():
-        return order
-    return order[:, : int((order >= 0).sum(-1).max())]
+    return order[:, : longest(order)]
 
 
 def uniform(

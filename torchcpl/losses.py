@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcpl.checks import check_choice, check_count, check_generator, check_number, describe
 from torchcpl.constraints import History, Rules
-from torchcpl.functional import blame_nan, check_sequences, reduced, step_log_probs, trimmed, uniform
+from torchcpl.functional import blame_nan, check_sequences, reduced, step_log_probs, summed, trimmed, uniform
 from torchcpl.kernels import dispatch
 from torchcpl.potentials import Potentials, picked_mask
 
@@ -112,9 +112,12 @@ def _all_subsets(target: Tensor) -> Tensor:
     items = target.shape[1]
     if items > EXACT_LIMIT:
         raise ValueError(f"target: expected at most {EXACT_LIMIT} items with exact=True, got {items}")
-    codes = torch.arange(2**items, device=target.device)
-    picked = (codes.unsqueeze(-1) >> torch.arange(items, device=target.device)) & 1 == 1
-    return picked.expand(target.shape[0], -1, -1)
+    return subsets_of(items).to(target.device).expand(target.shape[0], -1, -1)
+
+
+def subsets_of(items: int) -> Tensor:
+    """(2^k, k) all subsets of k items, in binary: True where an item is in the subset."""
+    return (torch.arange(2**items).unsqueeze(-1) >> torch.arange(items)) & 1 == 1
 
 
 def shuffled(target: Tensor, permutations: int, generator: torch.Generator | None = None) -> Tensor:
@@ -140,11 +143,9 @@ def _subset_loss(pot: Potentials, target: Tensor, picked: Tensor, weights: tuple
     count = (picks >= 0).sum(-1)  # (B, M)
     history = History(picked_mask(picks, pot.num_candidates), torch.full_like(count, -1), count)
     log_probs = step_log_probs(pot, pot.interaction.after(picks), history, Rules(pot))  # (B, M, N+1)
-    remaining = ~picked & (target >= 0).unsqueeze(1)
-    index = target.clamp(min=0).unsqueeze(1).expand(picks.shape)
-    # Earlier picks have log-probability −inf: masked before summing, so that no 0·inf reaches the gradient.
-    wanted = log_probs.gather(-1, index).masked_fill(~remaining, 0).sum(-1)
-    return _context_terms(wanted, log_probs[..., -1], remaining.sum(-1), weights).mean(1)
+    remaining = target.unsqueeze(1).masked_fill(picked, -1)  # (B, M, T)
+    left = (remaining >= 0).sum(-1)
+    return _context_terms(summed(log_probs, remaining), log_probs[..., -1], left, weights).mean(1)
 
 
 def _context_terms(picks: Tensor, stop: Tensor, left: Tensor, weights: tuple[float, float]) -> Tensor:

@@ -21,29 +21,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchcpl.checks import (
-    check_choice,
-    check_count,
-    check_generator,
-    check_order,
-    check_tensor,
-    readable,
-    validating,
-)
+from torchcpl.checks import check_choice, check_count, check_generator, readable
 from torchcpl.constraints import Budget, Constraint, History, Require, Rules
 from torchcpl.decoding.beam import likeliest, search
 from torchcpl.decoding.sample import draw
 from torchcpl.functional import (
     blame_nan,
+    check_sequences,
     logsumexp,
+    longest,
     prefix_log_probs,
     reduced,
     sequence_log_probs,
     step_log_probs,
 )
 from torchcpl.interactions.base import Additive, State, accumulator
-from torchcpl.losses import shuffled
-from torchcpl.potentials import Potentials, Selection, check_potentials, picked_mask
+from torchcpl.losses import REDUCTIONS, shuffled, subsets_of
+from torchcpl.potentials import Potentials, Selection, picked_mask
 
 SUBSET_LIMIT = 15  # largest set whose probability is computed exactly by default: 2¹⁵ subsets
 ORDER_LIMIT = 5  # largest part whose orders are enumerated, where the whole order matters
@@ -74,15 +68,16 @@ def set_nll(
     ``exact=True`` raises where the value would be an estimate. A ``pot`` of one row is broadcast to all targets.
     ``reduction`` over the rows is ``mean | sum | none``.
     """
-    check_choice("reduction", reduction, ("mean", "sum", "none"))
+    check_choice("reduction", reduction, REDUCTIONS)
     check_choice("proposal", proposal, ("process", "uniform"))
     check_count("num_samples", num_samples, 1)
-    _check_sets("target", target, pot, generator, picks_real=True)
+    check_sequences("target", target, pot, picks_real=True, broadcast=True)
+    check_generator(generator, target.device)
     limit = _exact_limit(pot) if exact is not False else -1
     if exact is not None and not isinstance(exact, bool):
         check_count("exact", exact, 0)
         limit = min(exact, limit)
-    size = _largest(target)
+    size = longest(target)
     if exact is True and size > limit:
         raise ValueError(f"exact: expected None or False for sets of more than {limit} items, got True for {size}")
     value, _ = _log_probs(pot, target, Rules(pot), limit, num_samples, proposal, generator)
@@ -106,7 +101,8 @@ def set_log_prob(
     whole order of the picks, or when ``num_samples`` is given, estimated from orders sampled by the process restricted
     to the subset (1,024 by default).
     """
-    _check_sets("subset", subset, pot, generator)
+    check_sequences("subset", subset, pot, broadcast=True)
+    check_generator(generator, subset.device)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     return set_log_probs(pot, subset, rules, num_samples, generator)
 
@@ -151,11 +147,6 @@ def _exact_limit(pot: Potentials) -> int:
     return 1 if pot.interaction.depends_on == "order" else SUBSET_LIMIT
 
 
-def _largest(sets: Tensor) -> int:
-    """The size of the largest set, or the width where values may not be read."""
-    return int((sets >= 0).sum(-1).max()) if sets.numel() and readable() else sets.shape[1]
-
-
 def next_probs(
     pot: Potentials,
     picked: Tensor,
@@ -174,7 +165,8 @@ def next_probs(
     sampled.
     """
     check_count("num_samples", num_samples, 1)
-    _check_sets("picked", picked, pot, generator)
+    check_sequences("picked", picked, pot, broadcast=True)
+    check_generator(generator, picked.device)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     values = []
     buckets = _buckets(pot, picked, rules)
@@ -217,11 +209,12 @@ def complete(
         raise ValueError(f"num_beams: expected None together with num_samples, got {num_beams}")
     if num_return > (num_beams or 1):
         raise ValueError(f"num_return: expected at most num_beams = {num_beams or 1}, got {num_return}")
-    _check_sets("picked", picked, pot, generator, picks_real=True)
+    check_sequences("picked", picked, pot, picks_real=True, broadcast=True)
+    check_generator(generator, picked.device)
     if len(pot) != len(picked):
         pot = pot[torch.zeros(len(picked), dtype=torch.long, device=picked.device)]
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
-    if (most := _largest(picked)) > rules.max_len:
+    if (most := longest(picked)) > rules.max_len:
         raise ValueError(f"max_len: expected at least {most}, the number of given items, got {rules.max_len}")
     if room := [rule for rule in constraints if isinstance(rule, Budget | Require)]:  # raises if the part leaves none
         Rules(pot, max_len, min_len, constraints=[*room, Require(picked_mask(picked, pot.num_candidates))])
@@ -266,7 +259,8 @@ def inclusion_probs(
     else estimated from ``num_samples`` completions, 4,096 by default.
     """
     check_count("num_samples", 1 if num_samples is None else num_samples, 1)
-    _check_sets("picked", picked, pot, generator)
+    check_sequences("picked", picked, pot, broadcast=True)
+    check_generator(generator, picked.device)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     left = pot.num_candidates - (int((picked >= 0).sum(-1).min()) if picked.numel() else 0)
     if num_samples is not None or left > REST_LIMIT or _order_matters(pot, rules):
@@ -353,15 +347,6 @@ def _slots(items: Tensor, instead: int) -> Tensor:
     return items.where(items >= 0, instead)
 
 
-def _check_sets(name: str, sets: Tensor, pot: Potentials, generator: Any, picks_real: bool = False) -> None:
-    """Check (B, T) sets, and their values where values are checked; potentials of one row take any B."""
-    check_potentials(pot)
-    check_generator(generator, pot.unary.device)
-    check_tensor(name, sets, ("B" if len(pot) == 1 else len(pot), "T"), "long", like=pot.unary)
-    if validating(sets):
-        check_order(name, sets, pot.num_candidates, pot.mask.expand(len(sets), -1) if picks_real else None)
-
-
 def _buckets(pot: Potentials, sets: Tensor, rules: Rules, limit: int | None = None, fold: bool = True) -> list[Bucket]:
     """The sets (B, T) by size; those of more than ``limit`` items, padded, by the power of two below it.
 
@@ -425,12 +410,12 @@ def _passages(part: Bucket) -> list[tuple[Tensor, Tensor, Tensor]]:
     parts = step.flatten(1).index_select(1, lattice.steps).split(lattice.counts, 1)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     reach = step.new_zeros(rows, 1)
-    for level, (arrive, stop) in zip(lattice.levels, zip(parts[::2], parts[1::2], strict=True), strict=True):
-        if level.members.shape[1]:
-            ways = reach.index_select(1, level.before) + arrive
+    for members, before, arrive, stop in zip(lattice.members, lattice.before, parts[::2], parts[1::2], strict=True):
+        if members.shape[1]:
+            ways = reach.index_select(1, before) + arrive
             reach = logsumexp(ways.view(rows, stop.shape[1], ways.shape[1] // stop.shape[1]))  # (M, A·L)
-        shape = (rows, len(level.members), stop.shape[1] // len(level.members))
-        found.append((level.members, reach.view(shape), stop.view(shape)))
+        shape = (rows, len(members), stop.shape[1] // len(members))
+        found.append((members, reach.view(shape), stop.view(shape)))
     return found
 
 
@@ -457,36 +442,29 @@ def _step(part: Bucket, lattice: Lattice) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Level:
-    """The subsets A of one size: their ``members`` (A, size), and the positions ``before`` (A·size·L,) of A∖i among the
-    states one smaller."""
-
-    members: Tensor
-    before: Tensor
-
-
-@dataclass(frozen=True)
 class Lattice:
     """The K states of a process that picks k items: subsets as bit masks, or subset and ``latest`` pick, by size.
 
-    ``picks`` (K, k) holds the indices of their items, a latest one last, padded with k. ``steps`` are the entries of
-    the log-probabilities (K, k+1) that lead to and that end in each level, ``counts`` how many.
+    ``picks`` (K, k) holds the indices of their items, a latest one last, padded with k. For each size there are the
+    subsets A, as ``members`` (A, size), and the positions ``before`` (A·size·L,) of A∖i among the states one smaller.
+    ``steps`` are the entries of the log-probabilities (K, k+1) that lead to each size and that end there, ``counts``
+    how many.
     """
 
     latest: bool
     picks: Tensor
-    levels: list[Level]
+    members: list[Tensor]
+    before: list[Tensor]
     steps: Tensor
     counts: list[int]
 
 
 @cache
 def _lattice(items: int, latest: bool, device: torch.device) -> Lattice:
-    codes = torch.arange(2**items)
-    inside = (codes.unsqueeze(-1) >> torch.arange(items)) & 1 == 1  # (2^k, k)
-    place = torch.zeros_like(codes)
+    inside = subsets_of(items)
+    place = torch.zeros(len(inside), dtype=torch.long)
     picks = [torch.arange(items).where(inside, items)] if not latest else []
-    levels, steps = [], []
+    subsets, before, steps = [], [], []
     states = torch.zeros(1, 0, dtype=torch.long)
     for size in range(items + 1):
         here = (inside.sum(-1) == size).nonzero().squeeze(-1)  # (A,)
@@ -502,9 +480,11 @@ def _lattice(items: int, latest: bool, device: torch.device) -> Lattice:
             ordered = members[:, turns].flatten(0, 1) if size else members
             states = (torch.arange(len(ordered)) + sum(map(len, picks))).view(len(here), -1)
             picks.append(pad(ordered, (items - size, 0), value=items))
-        levels.append(Level(members.to(device), position.flatten().to(device)))
+        subsets.append(members.to(device))
+        before.append(position.flatten().to(device))
         steps += [arrive.flatten(), states.flatten() * (items + 1) + items]
-    return Lattice(latest, torch.cat(picks).to(device), levels, torch.cat(steps).to(device), [len(s) for s in steps])
+    every, ways = torch.cat(picks).to(device), torch.cat(steps).to(device)
+    return Lattice(latest, every, subsets, before, ways, [len(s) for s in steps])
 
 
 # ------------------------------------------------------------------------------------------- orders of a set
