@@ -60,7 +60,7 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Both ways greedy can run: the fast one where it applies, and the plain one for everything."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "rollout":
-            patch.setattr("torchcpl.kernels.greedy_numpy.obstacle", lambda pot, rules: "asked not to")
+            patch.setattr("torchcpl.kernels.greedy_numpy.applies", lambda pot, rules: False)
         yield request.param
 
 
@@ -118,7 +118,7 @@ def test_greedy_takes_the_likeliest_step(fast: bool, data: Any) -> None:
     asked = data.draw(demands(case, parts=("max_len", "min_len", "stop_bias", "forbid")))
     with pytest.MonkeyPatch.context() as patch:
         if not fast:
-            patch.setattr("torchcpl.kernels.greedy_numpy.obstacle", lambda pot, rules: "asked not to")
+            patch.setattr("torchcpl.kernels.greedy_numpy.applies", lambda pot, rules: False)
         selection = cpl.greedy(case.pot, **asked.options)
     is_stepwise_argmax(case, selection, asked.limits)
 
@@ -221,7 +221,7 @@ def test_both_paths_agree(kind: str) -> None:
     options: dict[str, Any] = {"max_len": 20, "min_len": 3, "stop_bias": torch.tensor([0.0, 1.0, 3.0, -2.0]).double()}
     fast = cpl.greedy(case.pot, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchcpl.kernels.greedy_numpy.obstacle", lambda pot, rules: "asked not to")
+        patch.setattr("torchcpl.kernels.greedy_numpy.applies", lambda pot, rules: False)
         plain = cpl.greedy(case.pot, **options)
     assert fast.indices.equal(plain.indices)
     assert fast.lengths.equal(plain.lengths)

@@ -88,7 +88,7 @@ def test_validation_can_be_switched_off_and_on() -> None:
 @pytest.mark.parametrize("fast", [True, False])
 def test_without_validation_nan_comes_back_as_nan(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not fast:
-        monkeypatch.setattr("torchcpl.kernels.greedy_numpy.obstacle", lambda pot, rules: "asked not to")
+        monkeypatch.setattr("torchcpl.kernels.greedy_numpy.applies", lambda pot, rules: False)
     pot = cpl.Potentials(torch.zeros(1, 3), torch.tensor([math.nan]), cpl.Dense(torch.zeros(1, 3, 3)))
     try:
         cpl.set_validation(False)
@@ -127,3 +127,24 @@ def test_reprs_are_short() -> None:
     sel = cpl.Selection(picks, (picks >= 0).sum(-1), torch.tensor([-1.25, 0.0]))
     assert repr(sel) == "Selection(indices (2, 2), cpu, picks=[[3, 0], [1]], log_prob=[-1.25, 0.0])"
     assert len(repr(cpl.sample(pot, 1000))) < 50
+
+
+def test_tables_in_notebooks() -> None:
+    """The first eight rows, and how many there are; padding, empty selections and single ones too."""
+    unary = torch.arange(20.0).view(10, 2)
+    mask = torch.tensor([[True, False]]).expand(10, 2)
+    pot = cpl.Potentials(unary, torch.zeros(10), cpl.DenseCoverage(torch.zeros(10, 2, 2)), mask)
+    page = pot._repr_html_()
+    assert "Potentials, 10 × 2, DenseCoverage" in page
+    assert "<tr><td>7</td><td>1</td><td>0.00</td><td>0 (14.00)</td></tr>" in page
+    assert page.endswith("<p>and 2 more</p>")
+    picks = cpl.Selection(torch.tensor([[3, 1], [-1, -1]]), torch.tensor([2, 0]), torch.tensor([-1.5, 0.0]))
+    rows = "<tr><td>0</td><td>3, 1</td><td>-1.50</td></tr><tr><td>1</td><td>nothing</td><td>0.00</td></tr>"
+    assert picks._repr_html_().endswith(f"{rows}</table>")
+    assert cpl.greedy(pot, max_len=0)._repr_html_().count("nothing") == 8
+    alone = cpl.Selection(torch.tensor([3, 1]), torch.tensor(2), torch.tensor(-1.5))
+    assert "<td>3, 1</td>" in alone._repr_html_()
+
+
+def test_interactions_show_their_shapes() -> None:
+    assert repr(cpl.DenseCoverage(torch.zeros(1, 2, 2))) == "DenseCoverage(cover (1, 2, 2))"

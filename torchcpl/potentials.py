@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torchcpl.interactions.base import Interaction
 
 T = TypeVar("T")
+SHOWN = 8  # rows in a notebook
 
 
 def register_pytree(cls: type[T]) -> type[T]:
@@ -141,26 +142,19 @@ class Potentials:
 
     def _repr_html_(self) -> str:
         """For notebooks: the stop's score and the highest-scoring candidates of the first rows."""
-        scores = self.unary.detach().float().masked_fill(~self.mask, -torch.inf)
-        best = scores.topk(min(5, self.num_candidates), dim=-1)
-        rows = [
-            (
-                count,
-                f"{stop:.2f}",
-                ", ".join(f"{i} ({s:.2f})" for i, s in zip(which, score, strict=True) if s > -torch.inf),
-            )
-            for count, stop, which, score in zip(
-                self.mask.sum(-1).tolist(), self.stop.tolist(), best.indices.tolist(), best.values.tolist(), strict=True
-            )
-        ]
+        rows = []
+        for unary, stop, mask in zip(self.unary[:SHOWN], self.stop, self.mask, strict=False):
+            score, best = unary.detach().float().masked_fill(~mask, -torch.inf).topk(min(5, len(unary)))
+            highest = ", ".join(f"{i} ({score:.2f})" for i, score in zip(best, score, strict=True) if mask[i])
+            rows.append((int(mask.sum()), f"{stop:.2f}", highest))
         title = f"Potentials, {len(self)} × {self.num_candidates}, {type(self.interaction).__name__}"
-        return html_table(title, ("candidates", "stop", "highest θ"), rows)
+        return html_table(title, ("candidates", "stop", "highest θ"), rows, len(self))
 
 
-def html_table(title: str, heads: tuple[str, ...], rows: list[tuple[Any, ...]], most: int = 8) -> str:
-    """The first ``most`` rows as an HTML table."""
-    lines = ["".join(f"<td>{cell}</td>" for cell in (number, *row)) for number, row in enumerate(rows[:most])]
-    rest = f"<p>and {len(rows) - most:,} more</p>" if len(rows) > most else ""
+def html_table(title: str, heads: tuple[str, ...], rows: list[tuple[Any, ...]], count: int) -> str:
+    """The first of ``count`` rows as an HTML table."""
+    lines = ["".join(f"<td>{cell}</td>" for cell in (number, *row)) for number, row in enumerate(rows)]
+    rest = f"<p>and {count - len(rows):,} more</p>" if count > len(rows) else ""
     head = "".join(f"<th>{name}</th>" for name in ("row", *heads))
     return f"<b>{title}</b><table><tr>{head}</tr><tr>{'</tr><tr>'.join(lines)}</tr></table>{rest}"
 
@@ -255,12 +249,13 @@ class Selection:
 
     def _repr_html_(self) -> str:
         """For notebooks: the picks of the first rows, in order, and their log-probability."""
-        picks = self.indices.reshape(-1, self.indices.shape[-1]).tolist()
+        count = self.log_prob.numel()
+        picks = self.indices.reshape(count, self.indices.shape[-1])[:SHOWN].tolist()
         rows = [
             (", ".join(str(i) for i in row if i >= 0) or "nothing", f"{log_prob:.2f}")
-            for row, log_prob in zip(picks, self.log_prob.reshape(-1).tolist(), strict=True)
+            for row, log_prob in zip(picks, self.log_prob.flatten(), strict=False)
         ]
-        return html_table(f"Selection, {tuple(self.lengths.shape)}", ("picks", "log P"), rows)
+        return html_table(f"Selection, {tuple(self.lengths.shape)}", ("picks", "log P"), rows, count)
 
 
 def picked_mask(indices: Tensor, num_candidates: int) -> Tensor:

@@ -86,9 +86,7 @@ def test_nothing_is_written_to_and_nan_is_blamed(kind: str) -> None:
 def test_what_it_leaves_to_the_rollout() -> None:
     pot = potentials("coverage", False)
     rules = cpl.constraints.Rules(pot)
-    assert greedy_numpy.obstacle(pot, rules) is None
-    assert (
-        greedy_numpy.obstacle(pot, cpl.constraints.Rules(pot, constraints=[cpl.Require(pot.mask & False)])) is not None
-    )
+    assert greedy_numpy.applies(pot, rules)
+    assert not greedy_numpy.applies(pot, cpl.constraints.Rules(pot, constraints=[cpl.Require(pot.mask & False)]))
     half = potentials("lowrank", False, dtype=torch.bfloat16)
-    assert greedy_numpy.obstacle(half, cpl.constraints.Rules(half)) is not None
+    assert not greedy_numpy.applies(half, cpl.constraints.Rules(half))

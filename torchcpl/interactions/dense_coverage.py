@@ -14,7 +14,7 @@ from torchcpl.potentials import register_pytree
 
 
 @register_pytree
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DenseCoverage(Additive):
     """ℓ_j = θ_j − log(1 + Σ_{i∈S} exp c_ji), where ``cover[b, j, i]`` = c_ji says how redundant pick i makes j.
 

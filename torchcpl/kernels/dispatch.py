@@ -1,6 +1,6 @@
 """Chooses between plain torch and the fast implementations. Every function here returns the result.
 
-An ``…_obstacle`` returns why a fast implementation does not apply, None when it does; it never raises.
+An ``…_obstacle`` returns why a Triton kernel does not apply, None when it does; it never raises.
 
 :func:`set_kernels` and :func:`use` choose, and so does the environment variable ``TORCHCPL_KERNELS``:
 
@@ -65,9 +65,9 @@ def use(mode: str) -> Iterator[None]:
 
 def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None, plain: Callable[[], Selection]) -> Selection:
     """Selections (B, T): the most likely choice at every step."""
-    if greedy_graph.obstacle(pot, rules) is None:
+    if greedy_graph.applies(pot, rules):
         return greedy_graph.greedy(pot, rules, stop_threshold)
-    if _mode == "auto" and greedy_numpy.obstacle(pot, rules) is None:
+    if _mode == "auto" and greedy_numpy.applies(pot, rules):
         return greedy_numpy.greedy(pot, rules, stop_threshold)
 
     def fast() -> Selection:

@@ -24,13 +24,10 @@ Logits = Callable[[Tensor, State], Tensor]  # scores (B, 1, N+1) and state to lo
 Advance = Callable[[Tensor, State, Tensor], tuple[Tensor, State]]  # scores and state after the choices (B, 1)
 
 
-def obstacle(pot: Potentials, rules: Rules) -> str | None:
-    """Why this does not apply; None when it does: in a graph, with only masks and length limits."""
-    if not torch.compiler.is_compiling():
-        return "no torch.compile or torch.export"
-    if not isinstance(pot.interaction, Dense | LowRank | Contextual | Coverage | Recent):
-        return f"a {type(pot.interaction).__name__} interaction"
-    return None if rules.plain else "constraints other than Forbid"
+def applies(pot: Potentials, rules: Rules) -> bool:
+    """Whether this can decode: in a graph, with only masks and length limits."""
+    known = isinstance(pot.interaction, Dense | LowRank | Contextual | Coverage | Recent)
+    return torch.compiler.is_compiling() and known and rules.plain
 
 
 def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -> Selection:

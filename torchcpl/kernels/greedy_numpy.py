@@ -31,19 +31,14 @@ KEPT = 2**18  # scores kept for their normalisers at a time
 GRAIN = 2**15  # numbers up to which torch works in one thread
 
 
-def obstacle(pot: Potentials, rules: Rules) -> str | None:
-    """Why this does not apply; None when it does: CPU tensors in float32 or float64, only masks and length limits."""
+def applies(pot: Potentials, rules: Rules) -> bool:
+    """Whether this can decode: CPU tensors in float32 or float64, with only masks and length limits, and no graph."""
     interaction = pot.interaction
-    if not isinstance(interaction, Dense | DenseCoverage | LowRank | Coverage | Recent):
-        return f"a {type(interaction).__name__} interaction"
-    if torch.compiler.is_compiling():
-        return "torch.compile or torch.export"
-    if pot.unary.device.type != "cpu":
-        return f"tensors on {pot.unary.device}"
-    if not rules.plain:
-        return "constraints other than Forbid"
+    known = isinstance(interaction, Dense | DenseCoverage | LowRank | Coverage | Recent)
+    if not known or not rules.plain or pot.unary.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
     dtypes = {part.dtype for part in (pot.unary, *vars(interaction).values()) if part is not None}
-    return None if dtypes <= {torch.float32} or dtypes <= {torch.float64} else f"potentials in {dtypes}"
+    return dtypes <= {torch.float32} or dtypes <= {torch.float64}
 
 
 def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -> Selection:

@@ -23,17 +23,15 @@ def kmeans(
     start = order[:, :most]
     used = torch.arange(most, device=points.device) < k.unsqueeze(-1)  # (B, C)
     centres = points.gather(1, start.unsqueeze(-1).expand(-1, -1, points.shape[-1]))
-    for _ in range(iterations):
+    for turn in range(iterations + 1):
         distance = torch.cdist(points, centres).masked_fill(~used.unsqueeze(1), torch.inf)  # (B, N, C)
-        member = torch.nn.functional.one_hot(distance.argmin(-1), most) * mask.unsqueeze(-1)  # (B, N, C)
+        member = torch.nn.functional.one_hot(distance.argmin(-1), most).bool() & mask.unsqueeze(-1)  # (B, N, C)
         size = member.sum(1)  # (B, C)
         means = member.transpose(1, 2).to(points.dtype) @ points / size.clamp(min=1).unsqueeze(-1)
         moved = torch.where((size > 0).unsqueeze(-1), means, centres)
-        if torch.equal(moved, centres):
+        if turn == iterations or torch.equal(moved, centres):
             break
         centres = moved
-    distance = torch.cdist(points, centres).masked_fill(~used.unsqueeze(1), torch.inf)
-    member = torch.nn.functional.one_hot(distance.argmin(-1), most).bool() & mask.unsqueeze(-1)
     nearest = distance.masked_fill(~member, torch.inf).argmin(1)  # (B, C), each among its own members
     indices = nearest.masked_fill(~(used & member.any(1)), -1)
     front = (indices < 0).to(torch.int8).argsort(dim=-1, stable=True)  # padding last
