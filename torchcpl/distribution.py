@@ -15,7 +15,7 @@ from torchcpl.checks import check_choice, check_count, check_generator, check_or
 from torchcpl.constraints import Constraint, Rules
 from torchcpl.decoding.sample import draw
 from torchcpl.functional import check_sequences, sequence_log_probs
-from torchcpl.potentials import Potentials, Selection, check_potentials, picked_mask
+from torchcpl.potentials import Potentials, Selection, picked_mask
 from torchcpl.sets import set_log_probs
 
 SUPPORT_LIMIT = 20_000  # sequences that are enumerated for exact answers; more are estimated by sampling
@@ -71,7 +71,6 @@ class ContextualPlackettLuce(Distribution):
         constraints: Sequence[Constraint] = (),
         validate_args: bool | None = None,
     ) -> None:
-        check_potentials(pot)
         check_choice("validate_args", validate_args, (True, False, None))
         self.pot = pot  # its rows are the batch, flattened
         self._rules = Rules(pot, max_len, min_len, stop_bias, constraints, check_scores=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcpl.checks import check_count, check_generator, check_number, describe
 from torchcpl.constraints import Constraint, Rules
-from torchcpl.decoding.beam import Beams, beam, highest, search, stochastic_beam
+from torchcpl.decoding.beam import Beams, draw_distinct, highest, likeliest, search, selection
 from torchcpl.functional import prefix_log_probs
 from torchcpl.potentials import Potentials, Selection, picked_mask
 from torchcpl.sets import set_log_probs
@@ -56,16 +56,18 @@ def hypotheses(
         check_number("radius", radius, "a distance of at least 0", lambda value: value >= 0)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     check_generator(generator, pot.unary.device)
-    limits = {"max_len": max_len, "min_len": min_len, "stop_bias": stop_bias, "constraints": constraints}
     if same == "sequence":
-        return beam(pot, num_beams, num_hypotheses, **limits)  # type: ignore[arg-type]
+        return selection(search(pot, rules, num_beams, likeliest(num_beams)), num_hypotheses, pot)
     if same == "set" and pot.interaction.depends_on != "order":
         indices, log_prob = _likeliest_sets(pot, rules, num_hypotheses, num_beams)
     else:
         if generator is None:
             generator = torch.Generator(pot.unary.device).manual_seed(0)
-        drawn = stochastic_beam(pot, num_beams, generator=generator, **limits)  # type: ignore[arg-type]
-        indices, log_prob = _likeliest_drawn(pot, drawn, num_hypotheses, same, radius)
+        drawn = draw_distinct(pot, rules, num_beams, generator)
+        together = alike(same if callable(same) else partial(_same_set, pot), drawn.indices, radius)
+        assert drawn.weight is not None
+        chosen, mass = cover(together, drawn.weight / drawn.weight.sum(-1, keepdim=True), num_hypotheses)
+        indices, log_prob = drawn.indices.gather(1, chosen.unsqueeze(-1).expand(-1, -1, rules.max_len)), mass.log()
     log_prob = log_prob.clamp(max=0)
     indices = indices.masked_fill((log_prob == -torch.inf).unsqueeze(-1), -1)
     steps = prefix_log_probs(pot, indices, rules)[0][..., :-1]  # (B, R, T)
@@ -80,17 +82,6 @@ def _likeliest_sets(pot: Potentials, rules: Rules, count: int, width: int) -> tu
     exact = torch.stack([set_log_probs(pot, answer, rules, None, None)[0] for answer in indices.unbind(1)], 1)
     log_prob, order = exact.masked_fill(log_prob == -torch.inf, -torch.inf).sort(dim=1, descending=True, stable=True)
     return indices.gather(1, order.unsqueeze(-1).expand_as(indices)), log_prob
-
-
-def _likeliest_drawn(
-    pot: Potentials, drawn: Selection, count: int, same: str | Same, radius: float | None
-) -> tuple[Tensor, Tensor]:
-    """(B, R, T) and (B, R) from sequences drawn without replacement, summed over those that are the ``same``."""
-    assert drawn.weight is not None
-    indices, weight = drawn.indices.transpose(0, 1), drawn.weight.transpose(0, 1)
-    together = alike(same if callable(same) else partial(_same_set, pot), indices, radius)
-    chosen, mass = cover(together, weight / weight.sum(-1, keepdim=True), count)
-    return indices.gather(1, chosen.unsqueeze(-1).expand(-1, -1, indices.shape[2])), mass.log()
 
 
 def _same_set(pot: Potentials, indices: Tensor) -> Tensor:

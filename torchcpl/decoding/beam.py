@@ -51,9 +51,8 @@ def beam(
     check_count("num_return", num_return, 1)
     if num_return > num_beams:
         raise ValueError(f"num_return: expected at most num_beams = {num_beams}, got {num_return}")
-    refuse_tracing()
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
-    return _selection(search(pot, rules, num_beams, likeliest(num_beams)), num_return, pot)
+    return selection(search(pot, rules, num_beams, likeliest(num_beams)), num_return, pot)
 
 
 @torch.no_grad()
@@ -76,10 +75,13 @@ def stochastic_beam(
     an unbiased estimate of E f. Where a row has fewer than S sequences, the missing ones have weight 0.
     """
     check_count("num_samples", num_samples, 1)
-    refuse_tracing()
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     check_generator(generator, pot.unary.device)
+    return samples_first(draw_distinct(pot, rules, num_samples, generator))
 
+
+def draw_distinct(pot: Potentials, rules: Rules, num_samples: int, generator: torch.Generator | None) -> Selection:
+    """``stochastic_beam`` under ``rules``: (B, S, T)."""
     width = num_samples + 1
 
     def perturbed(log_probs: Tensor, beams: Beams) -> tuple[Tensor, Tensor]:
@@ -100,10 +102,10 @@ def stochastic_beam(
     # For p ≪ exp κ, 1 − exp(−x) → x, also where exp underflows.
     log_included = torch.where(log_included == -torch.inf, log_prob - threshold, log_included)
     weight = (log_prob - log_included).exp().masked_fill(log_prob == -torch.inf, 0)
-    return samples_first(_selection(found, num_samples, pot, weight))
+    return selection(found, num_samples, pot, weight)
 
 
-def _selection(found: Beams, count: int, pot: Potentials, weight: Tensor | None = None) -> Selection:
+def selection(found: Beams, count: int, pot: Potentials, weight: Tensor | None = None) -> Selection:
     """The first ``count`` hypotheses of every row, (B, R, T)."""
     indices, gains, log_prob = (part[:, :count] for part in (found.indices, found.gains, found.log_prob))
     return Selection(indices, (indices >= 0).sum(-1), log_prob, pot.num_candidates, weight, gains)
@@ -136,6 +138,7 @@ def likeliest(count: int) -> Keep:
 
 def search(pot: Potentials, rules: Rules, width: int, keep: Keep, root: float | Tensor = 0.0) -> Beams:
     """Extend all hypotheses of a row at every step, and ``keep`` up to ``width``; ``root`` scores the empty one."""
+    refuse_tracing()
     batch, n = pot.unary.shape
     device = pot.unary.device
     dtype = accumulator(pot.unary.dtype)
