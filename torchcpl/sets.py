@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 
 from torchcpl.checks import check_choice, check_count, check_generator, readable
 from torchcpl.constraints import Budget, Constraint, History, Require, Rules
-from torchcpl.decoding.beam import likeliest, search
+from torchcpl.decoding.beam import likeliest, search, selection
 from torchcpl.decoding.sample import draw
 from torchcpl.functional import (
     blame_nan,
@@ -207,8 +207,9 @@ def complete(
         check_count(name, 1 if count is None else count, 1)
     if num_samples is not None and num_beams is not None:
         raise ValueError(f"num_beams: expected None together with num_samples, got {num_beams}")
-    if num_return > (num_beams or 1):
-        raise ValueError(f"num_return: expected at most num_beams = {num_beams or 1}, got {num_return}")
+    width = num_beams or 1  # a beam of one is greedy
+    if num_return > width:
+        raise ValueError(f"num_return: expected at most num_beams = {width}, got {num_return}")
     check_sequences("picked", picked, pot, picks_real=True, broadcast=True)
     check_generator(generator, picked.device)
     if len(pot) != len(picked):
@@ -227,16 +228,14 @@ def complete(
         given = orders.gather(1, chosen.unsqueeze(-1).expand(-1, -1, orders.shape[2]))  # (M, 1 or S, m)
         onward = part.rules.after(given)
         if num_samples:
-            drawn = draw(part.pot, onward, num_samples, temperature, top_k, top_p, generator)  # (S, M, T)
-            assert drawn.step_log_prob is not None
-            added, gains, log_prob = (x.transpose(0, 1) for x in (drawn.indices, drawn.step_log_prob, drawn.log_prob))
-        else:  # a beam of one is greedy
-            beams = search(part.pot, onward, num_beams or 1, likeliest(num_beams or 1))
-            added, gains, log_prob = (x[:, :num_return] for x in (beams.indices, beams.gains, beams.log_prob))
-        given = given.expand(*added.shape[:2], -1)
-        indices = torch.cat([given, added], -1)[..., : rules.max_len]
-        gains = torch.cat([torch.zeros_like(given, dtype=gains.dtype), gains], -1)[..., : rules.max_len]
-        found.append((indices, gains, log_prob))
+            drawn = draw(part.pot, onward, num_samples, temperature, top_k, top_p, generator)
+            added = drawn.map(lambda x: x.transpose(0, 1))  # (M, S, T)
+        else:
+            added = selection(search(part.pot, onward, width, likeliest(width)), num_return, part.pot)  # (M, R, T)
+        assert added.step_log_prob is not None
+        indices = torch.cat([given.expand(*added.lengths.shape, -1), added.indices], -1)[..., : rules.max_len]
+        gains = pad(added.step_log_prob, (given.shape[2], 0))[..., : rules.max_len]
+        found.append((indices, gains, added.log_prob))
     each = [_together(list(parts), buckets) for parts in zip(*found, strict=True)]
     indices, gains, log_prob = (x.transpose(0, 1) if num_samples else x if num_beams else x[:, 0] for x in each)
     return Selection(indices, (indices >= 0).sum(-1), log_prob, pot.num_candidates, step_log_prob=gains)
