@@ -51,7 +51,7 @@ PUBLISHED = [
 
 @cache
 def _features(source: str, root: str, weights: str, device: str, files: object) -> Features:
-    return load_source(source, root=root or None, weights=weights or None, device=device)
+    return load_source(source, root=root, weights=weights, device=device)
 
 
 class SubsetsBenchmark(Benchmark[SubsetsConfig]):

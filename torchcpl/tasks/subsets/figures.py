@@ -55,7 +55,7 @@ def example_bags(task: SubsetsTask, model: SubsetsModel, knob: float | None) -> 
     """
     features = task.features
     rows = features.image_rows if features.image_rows is not None else torch.arange(len(features.test))
-    sampler = BagSampler(features.test[rows], features.test_labels[rows], task.protocol)
+    sampler = BagSampler(features.test[rows], features.test_labels[rows], task.config)
     bags = fixed_bags(sampler, LOOKED_AT, seed=3).to(task.device)
     right = cluster_scores(model.select(bags, knob).indices, bags.labels)["clu_f1"] == 1
     far = ((bags.target >= 0).sum(-1) - CLUSTERS).abs()

@@ -18,6 +18,7 @@ from torchcpl.encoders.distances import DistanceBias, distances
 from torchcpl.encoders.transformer import Encoder
 from torchcpl.functional import prefix_logits
 from torchcpl.head import KINDS, CPLHead
+from torchcpl.interactions.base import gather_rows
 from torchcpl.metrics import cluster_scores
 from torchcpl.potentials import Selection
 from torchcpl.selectors import Hungarian, Method, PointerHead, Stepwise, Threshold, kmeans
@@ -44,7 +45,7 @@ Encoded: TypeAlias = Tensor | tuple[Tensor, Tensor]  # features, and what CPL is
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubsetsConfig(TrainConfig):
+class SubsetsConfig(BagProtocol, TrainConfig):
     """The paper's recipe."""
 
     method: str = option("cpl", "how subsets are selected", choices=METHODS)
@@ -54,11 +55,6 @@ class SubsetsConfig(TrainConfig):
 
     bags: int = option(5000, "bags drawn an epoch", low=1)
     validation_bags: int = option(1000, "bags of each fixed set", low=1)
-    min_classes: int = option(3, "fewest classes in a bag", low=1)
-    max_classes: int = option(10, "most classes in a bag", low=1)
-    min_per_class: int = option(12, "fewest members of a class", low=1)
-    max_per_class: int = option(40, "most members of a class", low=1)
-    max_items: int = option(160, "a bag is cut to this size", low=1)
     split: str = option(
         "items", "what is reported on: new items of the same classes, or 30% of the classes, never seen", choices=SPLITS
     )
@@ -102,6 +98,10 @@ class SubsetsConfig(TrainConfig):
         "none", "what the stop of cpl and pointer is fitted for, on the bags the checkpoint is chosen on: the best "
         "F1, the best count, or the likelihood of stopping at the target's end", choices=GOALS,
     )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        TrainConfig.__post_init__(self)
+        BagProtocol.__post_init__(self)
 
 
 class SubsetsModel(SelectionModel):
@@ -152,9 +152,7 @@ class SubsetsModel(SelectionModel):
         return (encoded, pairs[:, self.biased]) if pairs.shape[1] > self.biased else encoded
 
     def forward(self, bags: Bags) -> dict[str, Tensor]:
-        where = bags.target.clamp(min=0).unsqueeze(-1).expand(-1, -1, bags.features.shape[-1])
-        goals = bags.features.gather(1, where)
-        features = self.encode(bags)
+        goals, features = gather_rows(bags.features, bags.target), self.encode(bags)
         assigned = self.method.assign(features, bags.mask, bags.target, bags.features, goals)
         return {"loss": self.method.loss(features, bags.mask, assigned)}
 
@@ -207,9 +205,6 @@ class SubsetsTask:
         if config.split == "classes":
             features = split_classes(features, REPORTED_CLASSES, config.split_seed, config.min_classes)
         self.features = features
-        self.protocol = BagProtocol(
-            config.min_classes, config.max_classes, config.min_per_class, config.max_per_class, config.max_items
-        )
         # Training, selection and reported data.
         seen = features
         if config.held_out > 0 and config.split == "classes":
@@ -218,13 +213,13 @@ class SubsetsTask:
             seen = split_classes(whole, config.held_out, config.split_seed, config.min_classes)
         elif config.held_out > 0:
             seen = split_held_out(features, config.held_out, seed=0)
-        self.sampler = BagSampler(seen.train.to(self.device), seen.train_labels.to(self.device), self.protocol)
+        self.sampler = BagSampler(seen.train.to(self.device), seen.train_labels.to(self.device), config)
         self.reported = self._fixed(features.test, features.test_labels, seed=1)
         self.chosen_on = self._fixed(seen.test, seen.test_labels, seed=2) if config.held_out > 0 else self.reported
         self.generator = torch.Generator(device=self.device)
 
     def _fixed(self, features: Tensor, labels: Tensor, seed: int) -> Bags:
-        sampler = BagSampler(features, labels, self.protocol)
+        sampler = BagSampler(features, labels, self.config)
         return fixed_bags(sampler, self.config.validation_bags, seed).to(self.device)
 
     @property
@@ -238,9 +233,9 @@ class SubsetsTask:
     def build(self, pretrained: bool = True) -> SubsetsModel:
         sizes = self.sampler.labels.unique(return_counts=True)[1]
         for name, most in (("max_classes", len(sizes)), ("max_per_class", int(sizes.max()))):
-            if getattr(self.protocol, name) > most:
+            asked = getattr(self.config, name)
+            if asked > most:
                 what = "the number of classes" if name == "max_classes" else "the size of the largest class"
-                asked = getattr(self.protocol, name)
                 raise ValueError(f"{name}: expected at most {most}, {what} to train on, got {asked}")
         return SubsetsModel(self.config, self.sampler.features.cpu())
 
