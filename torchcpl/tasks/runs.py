@@ -57,11 +57,8 @@ def read_run(cls: type[C], path: str | Path, metrics: Sequence[str] = ()) -> Run
         raise CheckpointError(f"{path / 'history.jsonl'}: expected a record of every validation, got none")
     if not state["best"]:
         raise CheckpointError(f"{path / 'best' / 'state.json'}: best: expected that of a validation, got null")
-    for where, names in (
-        ("best/state.json", {state["metric"], *metrics}),
-        ("history.jsonl", {state["metric"], *metrics, *history[0]["metrics"]}),
-    ):
-        records = history if where == "history.jsonl" else [state["best"]]
+    names = {state["metric"], *metrics, *history[0]["metrics"]}
+    for where, records in (("best/state.json", [state["best"]]), ("history.jsonl", history)):
         lacking = sorted(name for record in records for name in names if name not in record["metrics"])
         if lacking or (metrics and state["metric"] not in metrics):
             raise CheckpointError(f"{path / where}: expected the metric {(lacking or metrics)[0]} in every record")

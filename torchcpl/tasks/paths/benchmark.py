@@ -124,9 +124,8 @@ class PathsBenchmark(Benchmark[PathsConfig]):
             "Of the 64 paths that are merged, half come from the mirror image. Temperature of the probabilities: the "
             "one with the least Brier score on held-out scenes.",
         )
-        info = self._info(runs) | {"config": common([run.config for run in runs])}
         title = f"Several answers, {self.source(config)}"
-        return Table(title, self.answer_columns, rows, (), notes, info)
+        return Table(title, self.answer_columns, rows, (), notes, self._info(runs))
 
     def _sections(self, paths: Sequence[str | Path], make: Callable[[Sequence[str | Path]], Table]) -> Table:
         """One table of the runs or, where they leave out different maps, one with a section a map."""

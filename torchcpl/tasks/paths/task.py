@@ -356,9 +356,8 @@ class PathsTask:
     def capturable(self) -> bool:
         return self.config.method != "hungarian"  # its assignment is solved on the host
 
-    def build(self, pretrained: bool = True) -> PathsModel:
-        """The model, its backbone ``pretrained`` where the configuration names weights."""
-        return PathsModel(self.config if pretrained else override(self.config, weights=""))
+    def build(self) -> PathsModel:
+        return PathsModel(self.config)
 
     def batch(self, step: int) -> PathBatch:
         """The scenes of an epoch in random order, the last batch completed from its beginning."""

@@ -230,7 +230,7 @@ class SubsetsTask:
     def capturable(self) -> bool:
         return self.config.method != "hungarian"  # its assignment is solved on the host
 
-    def build(self, pretrained: bool = True) -> SubsetsModel:
+    def build(self) -> SubsetsModel:
         sizes = self.sampler.labels.unique(return_counts=True)[1]
         for name, most in (("max_classes", len(sizes)), ("max_per_class", int(sizes.max()))):
             asked = getattr(self.config, name)
