@@ -80,20 +80,16 @@ def summarise(records: Sequence[Row]) -> dict[str, float | None]:
 class Table:
     """Rows under columns; the first column names the row.
 
-    Attributes:
-        rows: what was measured. Rows of one ``section`` or, without, of one ``rule`` (how a checkpoint was chosen)
-            stand together. A ``reference`` row does not compete for the best value.
-        published: published rows, shown under ours of the same name.
-        notes: printed below the table.
-        info: provenance (`torchcpl.provenance.run_info`), written to the JSON.
+    Rows of one ``section`` or, without, of one ``rule`` (how a checkpoint was chosen) stand together. A ``reference``
+    row does not compete for the best value.
     """
 
     title: str
     columns: tuple[Column, ...]
     rows: Sequence[Row]
-    published: Sequence[Row] = ()
-    notes: tuple[str, ...] = ()
-    info: Mapping[str, Any] = field(default_factory=dict)
+    published: Sequence[Row] = ()  # shown under ours of the same name
+    notes: tuple[str, ...] = ()  # printed below the table
+    info: Mapping[str, Any] = field(default_factory=dict)  # provenance (`run_info`), written to the JSON
 
     def content(self) -> dict[str, Any]:
         """The JSON object of the table."""

@@ -287,7 +287,7 @@ def test_reliability_is_of_the_steps_taken(folder: Path) -> None:
     bags = list(task.reported.split(1))
     going, stops = [], []
     for bag in bags:
-        picks, probabilities, _ = steps_of(model.method, model.encode(bag), bag.mask, model.max_len, knob)
+        picks, probabilities, *_ = steps_of(model.method, model.encode(bag), bag.mask, model.max_len, knob)
         labels, seen = bag.labels[0].tolist(), set[int]()
         classes = {label for label in labels if label >= 0}
         for pick, choice in zip([*picks, None], probabilities, strict=True):

@@ -84,21 +84,19 @@ def precision_recall(trades: Mapping[str, Trade], colours: Mapping[str, str]) ->
 
 @styled
 def grouped_bars(
-    heights: Mapping[str, Sequence[float | None]], groups: Sequence[str], label: str, xlabel: str,
-    colours: Mapping[str, str], deviations: Mapping[str, Sequence[float | None]] | None = None,
-) -> Figure:  # fmt: skip
-    """For each group one bar per method, none where its value is None, with error bars."""
+    rows: Sequence[Row], groups: Mapping[str, str], label: str, xlabel: str, colours: Mapping[str, str]
+) -> Figure:
+    """For each of a table's columns in ``groups``, by name, a bar of every row that has a value, with error bars."""
     figure, axes = new_figure(WIDTH * 0.58, WIDTH * 0.38)
-    width = 0.84 / len(heights)
-    for i, (name, values) in enumerate(heights.items()):
-        at = np.arange(len(groups)) + (i - (len(heights) - 1) / 2) * width
-        there = np.array([value is not None for value in values])
-        tall = np.array([value or 0.0 for value in values])
-        axes.bar(at[there], tall[there], 0.92 * width, color=colours[name], linewidth=0, label=name)
-        spread = np.array([value or 0.0 for value in (deviations or {}).get(name, [None] * len(groups))])
-        if spread.any():
-            axes.errorbar(at[there], tall[there], spread[there], fmt="none", ecolor=INK, elinewidth=0.6, capsize=1.2)
-    axes.set_xticks(range(len(groups)), groups)
+    width = 0.84 / len(rows)
+    for i, row in enumerate(rows):
+        there = [name for name in groups if row[name] is not None]
+        at = [list(groups).index(name) + (i - (len(rows) - 1) / 2) * width for name in there]
+        tall, spread = [row[name] for name in there], [row.get(f"{name}_std") or 0.0 for name in there]
+        axes.bar(at, tall, 0.92 * width, color=colours[row["method"]], linewidth=0, label=row["method"])
+        if any(spread):
+            axes.errorbar(at, tall, spread, fmt="none", ecolor=INK, elinewidth=0.6, capsize=1.2)
+    axes.set_xticks(range(len(groups)), groups.values())
     axes.tick_params(axis="x", length=0)
     axes.set(xlabel=xlabel, ylabel=label)
     axes.grid(True, axis="y")

@@ -44,35 +44,21 @@ class Restored(NamedTuple):
 
 
 class Benchmark(ABC, Generic[C]):
-    """The properties of a task, and everything done with its runs.
+    """The properties of a task, and everything done with its runs."""
 
-    Attributes:
-        summary: the task in a line, for help texts.
-        subject: what is predicted, used in titles.
-        config: the class of its configurations, each with a ``method`` and a ``kind``.
-        names: the methods' names in tables, in order.
-        columns: of the table: ``method``, the metrics, ``ms``.
-        reported: description of the reported examples; ``held_out``: of those the checkpoint is chosen on.
-        alike: options that must be equal in all runs of a table.
-        lead: the first paragraph of the report.
-        answer_columns: of the table of several answers, where the task has one.
-        demo_seeds, demo_data: seeds of the recipe ``demo`` and description of its data.
-        variants: what an ablation compares with a recipe, by name: the options that differ.
-    """
-
-    summary: ClassVar[str]
-    subject: ClassVar[str]
-    config: type[C]
-    names: ClassVar[Mapping[str, str]]
-    columns: ClassVar[tuple[Column, ...]]
-    reported: ClassVar[str]
-    held_out: ClassVar[str]
-    alike: ClassVar[tuple[str, ...]]
-    lead: ClassVar[str]
-    answer_columns: ClassVar[tuple[Column, ...]] = ()
-    demo_data: ClassVar[str]
+    summary: ClassVar[str]  # the task in a line, for help texts
+    subject: ClassVar[str]  # what is predicted, used in titles
+    config: type[C]  # the class of its configurations, each with a ``method`` and a ``kind``
+    names: ClassVar[Mapping[str, str]]  # the methods' names in tables, in order
+    columns: ClassVar[tuple[Column, ...]]  # of the table: ``method``, the metrics, ``ms``
+    reported: ClassVar[str]  # description of the reported examples
+    held_out: ClassVar[str]  # description of those that the checkpoint is chosen on
+    alike: ClassVar[tuple[str, ...]]  # options that must be equal in all runs of a table
+    lead: ClassVar[str]  # the first paragraph of the report
+    answer_columns: ClassVar[tuple[Column, ...]] = ()  # of the table of several answers, where the task has one
+    demo_data: ClassVar[str]  # description of the data of the recipe ``demo``
     demo_seeds: ClassVar[tuple[int, ...]] = (0,)
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # what an ablation compares: the options that differ
 
     # ----------------------------------------------------------------------------- what a task must say
 

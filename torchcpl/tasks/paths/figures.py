@@ -139,8 +139,8 @@ def worst_scenes(model: PathsModel, scenes: Scenes, count: int = 5, among: int =
     """Of the first ``among`` scenes with one valid path those that the model's path is farthest from, worst first."""
     single = np.flatnonzero(scenes.counts == 1)[:among]
     found: list[float] = []
-    for part in np.array_split(single, -(-len(single) // 64)) if len(single) else []:
-        found += predicted(model, scenes.select(part))[1]
+    for start in range(0, len(single), 64):
+        found += predicted(model, scenes.select(single[start : start + 64]))[1]
     return [int(i) for i in single[np.argsort(found)[::-1][:count]]]
 
 
@@ -159,9 +159,7 @@ def failures_panel(model: PathsModel, method: str, scenes: Scenes) -> Panel | No
 
 def strata_panel(rows: Sequence[Row]) -> Panel:
     """min-ADE by number of valid paths, of all methods of a table."""
-    heights = {row["method"]: [row[name] for name in STRATA] for row in rows}
-    spread = {row["method"]: [row.get(f"{name}_std") for name in STRATA] for row in rows}
-    figure = plots.grouped_bars(heights, tuple(STRATA.values()), "min-ADE, px", "valid paths", COLOURS, spread)
+    figure = plots.grouped_bars(rows, STRATA, "min-ADE, px", "valid paths", COLOURS)
     caption = "Distance to the nearest valid path, by how many there are: the more, the harder it is not to mix them."
     return Panel("min-ade-by-paths", "By number of valid paths", caption, figure)
 

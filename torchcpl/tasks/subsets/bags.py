@@ -36,21 +36,13 @@ class BagProtocol:
 
 @dataclass(frozen=True, eq=False)
 class Bags:
-    """A batch of bags. Elements come in random order, padding last; N = max_items, K = max_classes.
+    """A batch of bags. Elements come in random order, padding last; N = max_items, K = max_classes."""
 
-    Attributes:
-        features: (B, N, d), zero in padding.
-        mask: (B, N) bool, True for an element.
-        labels: (B, N) long, the class of each element, −1 in padding.
-        target: (B, K) long, one random element of each class present, −1 after the last.
-        rows: (B, N) long, the element's row in the sampler's features, −1 in padding.
-    """
-
-    features: Tensor
-    mask: Tensor
-    labels: Tensor
-    target: Tensor
-    rows: Tensor
+    features: Tensor  # (B, N, d), zero in padding
+    mask: Tensor  # (B, N) bool, True for an element
+    labels: Tensor  # (B, N) long, the class of each element, −1 in padding
+    target: Tensor  # (B, K) long, one random element of each class present, −1 after the last
+    rows: Tensor  # (B, N) long, the element's row in the sampler's features, −1 in padding
 
     def __len__(self) -> int:
         return self.mask.shape[0]
@@ -72,14 +64,10 @@ def unlabelled(items: Sequence[Tensor], device: str | torch.device) -> Bags:
 
 
 class BagSampler:
-    """Draws bags from a labelled feature matrix, on its device, in a fixed number of tensor operations.
+    """Draws bags from ``features`` (M, d) with ``labels`` (M,), any long values of at least 0.
 
-    Sampling needs memory for B · max_classes · (size of the largest class) random numbers.
-
-    Args:
-        features: (M, d) float.
-        labels: (M,) long, at least 0; any values, not necessarily consecutive.
-        protocol: how to draw. With fewer classes than ``max_classes``, k is at most their number.
+    With fewer classes than ``max_classes``, k is at most their number. Sampling needs memory for
+    B · max_classes · (size of the largest class) random numbers.
     """
 
     def __init__(self, features: Tensor, labels: Tensor, protocol: BagProtocol) -> None:

@@ -25,23 +25,15 @@ IMAGES_AT_ONCE = 256  # through the ResNet-18
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Labelled feature vectors in two splits that share no row.
+    """Labelled feature vectors in two splits that share no row."""
 
-    Attributes:
-        train, test: (M, d) float32.
-        train_labels, test_labels: (M,) long, index into ``class_names``.
-        class_names: the name of each class.
-        images: (n, H, W) or (n, H, W, 3) uint8 images of some test rows, for figures.
-        image_rows: (n,) long, the row in ``test`` of each image.
-    """
-
-    train: Tensor
-    train_labels: Tensor
-    test: Tensor
-    test_labels: Tensor
+    train: Tensor  # (M, d) float32
+    train_labels: Tensor  # (M,) long, index into ``class_names``
+    test: Tensor  # (M', d)
+    test_labels: Tensor  # (M',)
     class_names: tuple[str, ...]
-    images: Tensor | None = None
-    image_rows: Tensor | None = None
+    images: Tensor | None = None  # (n, H, W) or (n, H, W, 3) uint8, of some test rows, for figures
+    image_rows: Tensor | None = None  # (n,) long, the row in ``test`` of each image
 
     def __post_init__(self) -> None:
         check_tensor("train", self.train, ("M", "d"), "float")
@@ -80,18 +72,12 @@ def load_source(
       A fifth of the images of each class is the test split.
     - ``"cifar100"``, ``"cifar10"``: the pictures under ``root`` in torchvision's layout
       (``cifar-100-python/train`` …, ``cifar-10-batches-py/data_batch_1`` …) through the ResNet-18 whose
-      ``weights`` file is given, at 224 px. The features are kept in ``torchcpl`` in the user's cache folder, under
-      a hash of the data and weights files' content.
+      ``weights`` (``.safetensors``, ``.pth`` or ``.pt``) are given, at 224 px, on ``device``. The features are
+      kept in ``torchcpl`` in the user's cache folder, under a hash of the data and weights files' content.
     - a path to an ``.npz`` with ``train, train_labels, test, test_labels``, or with ``features, labels``
       (split like digits). Optional: ``scale``, which multiplies the features, and ``class_names``, which the
       labels then index; other arrays are ignored. Images for pictures are taken from ``test_images.npz``
       beside it (``images``, and their ``rows`` in ``test``) where there is one.
-
-    Args:
-        source: one of the names above, or a path.
-        root: folder of the CIFAR data.
-        weights: ResNet-18 weights, ``.safetensors`` or ``.pth``/``.pt``.
-        device: where the ResNet-18 runs.
     """
     if source == "digits":
         return _digits()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +103,8 @@ class SubsetsConfig(BagProtocol, TrainConfig):
     def __post_init__(self) -> None:
         TrainConfig.__post_init__(self)
         BagProtocol.__post_init__(self)
+        if self.calibrate == "likelihood" and self.stop_rule != "threshold":
+            raise ValueError('calibrate = "likelihood": expected stop_rule = "threshold", got "argmax"')
 
 
 class SubsetsModel(SelectionModel):
@@ -131,19 +134,19 @@ class SubsetsModel(SelectionModel):
         covers = config.method == "cpl" and config.kind == "coverage"
         told = config.distances != "none"
         self.distances = DistanceBias(config.dim, self.biased + covers) if told else None
-        self.max_len = config.max_len
-        self.input_mix = config.input_mix
-        self.standardise = config.standardise
+        self.config, self.max_len = config, config.max_len
 
     def encode(self, inputs: Bags) -> Encoded:
         """Features (B, N, d) and, for a coverage that knows the distances, a number for each pair (B, N, N)."""
         check_tensor("features", inputs.features, ("B", "N", len(self.shift)), "float")
         features = inputs.features
-        if self.training and self.input_mix > 0:
-            share = self.input_mix * torch.rand(features.shape[:2], device=features.device).unsqueeze(-1)
+        if self.training and self.config.input_mix > 0:
+            share = self.config.input_mix * torch.rand(features.shape[:2], device=features.device).unsqueeze(-1)
             features = features.lerp(features.roll(1, 1), share)  # the order within a bag is random already
         scaled = (features - self.shift) / self.scale
-        items: Tensor | None = None if self.input is None else self.input(scaled if self.standardise else features)
+        items: Tensor | None = (
+            None if self.input is None else self.input(scaled if self.config.standardise else features)
+        )
         if self.distances is None:
             encoded: Tensor = self.encoder(items, inputs.mask)
             return encoded
@@ -169,22 +172,19 @@ class SubsetsModel(SelectionModel):
 
 def build_method(config: SubsetsConfig) -> Method:
     """The selection method on top of the encoder, with the paper's settings."""
-    objective: dict[str, Any] = {
-        "ordered": False,
-        "permutations": config.permutations,
-        "early_stop_weight": config.early_stop_weight,
-        "stop_weight": config.stop_weight,
-        "stop_rule": config.stop_rule,
-    }
+    stepwise = partial(
+        Stepwise, ordered=False, permutations=config.permutations, early_stop_weight=config.early_stop_weight,
+        stop_weight=config.stop_weight, stop_rule=config.stop_rule,
+    )  # fmt: skip
     if config.method == "cpl":
         head = CPLHead(config.dim, config.hidden, kind=config.kind, live_stop=config.live_stop, dropout=config.dropout)
-        return Stepwise(head, **objective)
+        return stepwise(head)
     if config.method == "pointer":
         decoder = PointerHead(
             config.dim, layers=config.decoder_layers, heads=config.heads, ffn=config.ffn, dropout=config.dropout,
             max_len=config.max_len, cache=config.pointer_cache, projection_layers=config.projection_layers,
         )  # fmt: skip
-        return Stepwise(decoder, **objective)
+        return stepwise(decoder)
     if config.method == "threshold":
         return Threshold(config.dim, config.hidden, dropout=config.dropout)
     return Hungarian(config.dim, config.hidden, dropout=config.dropout)
@@ -200,8 +200,6 @@ class SubsetsTask:
     def __init__(self, config: SubsetsConfig, features: Features) -> None:
         self.config = config
         self.device = device_of(config)
-        if config.calibrate == "likelihood" and config.stop_rule != "threshold":
-            raise ValueError('calibrate = "likelihood": expected stop_rule = "threshold", got "argmax"')
         if config.split == "classes":
             features = split_classes(features, REPORTED_CLASSES, config.split_seed, config.min_classes)
         self.features = features
@@ -214,12 +212,12 @@ class SubsetsTask:
         elif config.held_out > 0:
             seen = split_held_out(features, config.held_out, seed=0)
         self.sampler = BagSampler(seen.train.to(self.device), seen.train_labels.to(self.device), config)
-        self.reported = self._fixed(features.test, features.test_labels, seed=1)
-        self.chosen_on = self._fixed(seen.test, seen.test_labels, seed=2) if config.held_out > 0 else self.reported
+        self.reported = self._fixed(features, seed=1)
+        self.chosen_on = self._fixed(seen, seed=2) if config.held_out > 0 else self.reported
         self.generator = torch.Generator(device=self.device)
 
-    def _fixed(self, features: Tensor, labels: Tensor, seed: int) -> Bags:
-        sampler = BagSampler(features, labels, self.config)
+    def _fixed(self, features: Features, seed: int) -> Bags:
+        sampler = BagSampler(features.test, features.test_labels, self.config)
         return fixed_bags(sampler, self.config.validation_bags, seed).to(self.device)
 
     @property
