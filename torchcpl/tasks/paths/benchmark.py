@@ -22,7 +22,7 @@ from torchcpl.tasks.benchmark import Benchmark, against_pointer
 from torchcpl.tasks.paths import figures
 from torchcpl.tasks.paths.maps import load_maps
 from torchcpl.tasks.paths.sampling import PALETTE, SIZE
-from torchcpl.tasks.paths.scenes import MAP, Scenes, generate, load_scenes, save_scenes
+from torchcpl.tasks.paths.scenes import MAP, Scenes, generate, load_scenes, save_scenes, split_scenes
 from torchcpl.tasks.paths.task import (
     COLUMNS,
     METHODS,
@@ -32,7 +32,6 @@ from torchcpl.tasks.paths.task import (
     PathsTask,
     Prediction,
     load_source,
-    split_scenes,
 )
 from torchcpl.tasks.runs import Run, common
 
@@ -182,7 +181,7 @@ class PathsBenchmark(Benchmark[PathsConfig]):
         return PUBLISHED if config.split == "index" and NUSCENES.issuperset(scenes_of(config).maps) else []
 
     def notes(self, config: PathsConfig) -> list[str]:
-        parts = split_scenes(config, scenes_of(config))
+        parts = split_scenes(scenes_of(config), config.split, config.val, config.held_out)
         strata = _strata(scenes_of(config).counts[parts.val])
         start = f"{config.backbone}{', pretrained' if config.weights else ''}"
         more = f" and of the further ones in {Path(config.extra).name} that overlap none held out or reported on"
@@ -261,7 +260,7 @@ def make_scenes(
     scenes = load_source(config, varied=varied)
     say(f"{len(scenes)} scenes of {', '.join(scenes.maps)}; valid paths: {_strata(scenes.counts)}")
     for each in wanted:
-        say(f"Split by {each.split}: {split_scenes(each, scenes)}")
+        say(f"Split by {each.split}: {split_scenes(scenes, each.split, each.val, each.held_out)}")
     if out:
         save_scenes(scenes, out)
         say(f"Written to {out}, {out.stat().st_size / 1e6:.1f} MB")

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from torchcpl.checks import check_count
 from torchcpl.files import read_npz, track, write_atomic
 from torchcpl.tasks.paths.lanes import FARTHEST, Array, LaneGraph
 from torchcpl.tasks.paths.sampling import (
@@ -95,10 +96,9 @@ def generate(
     """
     if not maps:
         raise ValueError("maps: expected at least one LaneGraph, got none")
-    if count < 1:
-        raise ValueError(f"count: expected at least 1 scene, got {count}")
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers: expected at least 1, got {workers}")
+    check_count("count", count, 1)
+    workers = (os.cpu_count() or 1 if count >= MANY else 1) if workers is None else workers
+    check_count("workers", workers, 1)
     roads = [Roads(graph) for graph in maps]
     scenes = Scenes(
         images=np.zeros((count, SIZE, SIZE), np.uint8),
@@ -109,7 +109,6 @@ def generate(
         reach=np.ones(count),
         maps=tuple(graph.name for graph in maps),
     )
-    workers = workers or (os.cpu_count() or 1 if count >= MANY else 1)
     with _made(roads, count, seed, workers, varied) as made:
         for i, scene in zip(track(range(count), "scenes", progress), made, strict=True):
             scenes.images[i], scenes.map_index[i] = scene.image, scene.map_index
@@ -235,39 +234,38 @@ class Split:
         )
 
 
-def split_by_index(count: int, val: float = 0.2, held_out: float = 0.0) -> Split:
-    """The last ``val`` of the scenes to report on, ``held_out`` of them before; all lie on the same roads."""
-    _check_share(val, "val")
-    _check_share(val + held_out, "val + held_out")
-    cut = count - round(count * val)
-    aside = cut - round(count * held_out)
-    return Split(np.arange(aside), np.arange(cut, count), np.arange(aside, cut), np.empty(0, np.int64))
+def split_scenes(scenes: Scenes, split: str, val: float = 0.2, held_out: float = 0.0) -> Split:
+    """The parts of the scenes; ValueError where one that is asked for is empty.
 
-
-def split_by_geography(scenes: Scenes, val: float = 0.2, held_out: float = 0.0) -> Split:
-    """Disjoint areas: no image of one part overlaps an image of another.
-
-    Each map is cut by a straight line with the share ``val`` of its scenes beyond it; scenes before the line
-    whose image overlaps one beyond are dropped. Of 24 directions the line takes the one that drops few scenes
-    and leaves about the share ``val`` of the scenes with 1, 2, 3 and more paths beyond it, over all maps. The
-    share ``held_out`` is then cut off the rest in the same way.
+    - ``index``: the last ``val`` of the scenes to report on, ``held_out`` of them before; all lie on the same roads.
+    - ``geography``: disjoint areas, no image of one part overlaps an image of another. Each map is cut by a straight
+      line with the share ``val`` of its scenes beyond it; scenes before the line whose image overlaps one beyond are
+      dropped. Of 24 directions the line takes the one that drops few scenes and leaves about the share ``val`` of the
+      scenes with 1, 2, 3 and more paths beyond it, over all maps. ``held_out`` is then cut off the rest likewise.
+    - ``map:NAME``: the scenes of that map to report on; of the others, areas with the share ``held_out``.
     """
-    _check_share(val, "val")
-    _check_share(val + held_out, "val + held_out")
-    train, beyond, lost = _part(np.arange(len(scenes)), val, scenes)
-    rest = min(held_out * len(scenes) / max(len(train), 1), 1.0)  # fewer may be left than are to be held out
-    train, aside, lost_too = _part(train, rest, scenes)
-    return Split(train, beyond, aside, np.sort(np.concatenate([lost, lost_too])))
-
-
-def split_by_map(scenes: Scenes, name: str, held_out: float = 0.0) -> Split:
-    """The scenes of the map ``name`` to report on; of the others, areas with the share ``held_out`` of their scenes."""
-    if name not in scenes.maps:
-        raise ValueError(f"split = {MAP + name!r}: expected one of the maps {', '.join(scenes.maps)}")
-    _check_share(held_out, "held_out")
-    left_out = scenes.map_index == scenes.maps.index(name)
-    train, aside, lost = _part(np.flatnonzero(~left_out), held_out, scenes)
-    return Split(train, np.flatnonzero(left_out), aside, lost)
+    everything, lost = np.arange(len(scenes)), np.empty(0, np.int64)
+    asked = f"split = {split!r}, val = {val}, held_out = {held_out}"
+    if not (val >= 0 and held_out >= 0 and held_out + (0 if split.startswith(MAP) else val) < 1):
+        raise ValueError(f"{asked}: expected shares that leave some to train on")
+    if split == "index":
+        cut = len(scenes) - round(len(scenes) * val)
+        first = cut - round(len(scenes) * held_out)
+        parts = Split(everything[:first], everything[cut:], everything[first:cut], lost)
+    else:
+        if split == "geography":
+            seen, beyond, lost = _part(everything, val, scenes)
+            held_out = min(held_out * len(scenes) / max(len(seen), 1), 1.0)  # fewer may be left than are to be held out
+        elif split.removeprefix(MAP) in scenes.maps:
+            left_out = scenes.map_index == scenes.maps.index(split.removeprefix(MAP))
+            seen, beyond = everything[~left_out], everything[left_out]
+        else:
+            raise ValueError(f"split = {split!r}: expected one of the maps {', '.join(scenes.maps)}")
+        train, aside, lost_too = _part(seen, held_out, scenes)
+        parts = Split(train, beyond, aside, np.sort(np.concatenate([lost, lost_too])))
+    if not len(parts.train) or not len(parts.val) or (held_out and not len(parts.held_out)):
+        raise ValueError(f"{asked}: a part is empty ({parts})")
+    return parts
 
 
 def _part(numbers: Ints, share: float, scenes: Scenes) -> tuple[Ints, Ints, Ints]:
@@ -340,11 +338,6 @@ def apart(scenes: Scenes, others: Scenes) -> Ints:
         for mine in np.array_split(np.flatnonzero(names == name), -(-len(scenes) // 256)):  # a part of the pairs a time
             free[mine] = ~images_overlap(outlines[mine], theirs[other_names == name]).any(axis=1)
     return np.flatnonzero(free)
-
-
-def _check_share(share: float, name: str) -> None:
-    if not 0 <= share < 1:
-        raise ValueError(f"{name}: expected a share in [0, 1), got {share}")
 
 
 # On the device.

@@ -37,9 +37,7 @@ from torchcpl.tasks.paths.scenes import (
     generate,
     joined,
     load_scenes,
-    split_by_geography,
-    split_by_index,
-    split_by_map,
+    split_scenes,
 )
 from torchcpl.train import device_of
 
@@ -332,7 +330,7 @@ class PathsTask:
         self.config = config
         self.device = device_of(config)
         self.scenes = scenes
-        self.parts = split_scenes(config, self.scenes)
+        self.parts = split_scenes(scenes, config.split, config.val, config.held_out)
         self.reported = SceneSet(self.scenes.select(self.parts.val), self.device)
         aside = len(self.parts.held_out) > 0
         self.chosen_on = SceneSet(self.scenes.select(self.parts.held_out), self.device) if aside else self.reported
@@ -456,18 +454,3 @@ def unseen(more: Scenes, scenes: Scenes, parts: Split, split: str) -> Ints:
     if not len(kept):
         raise ValueError(f"extra: each of its {len(more)} scenes overlaps one that is held out or reported on")
     return kept
-
-
-def split_scenes(config: PathsConfig, scenes: Scenes) -> Split:
-    """The parts of the scenes of a configuration."""
-    if config.split.startswith(MAP):
-        parts = split_by_map(scenes, config.split.removeprefix(MAP), config.held_out)
-    elif config.split == "geography":
-        parts = split_by_geography(scenes, config.val, config.held_out)
-    else:
-        parts = split_by_index(len(scenes), config.val, config.held_out)
-    if not len(parts.train) or not len(parts.val) or (config.held_out and not len(parts.held_out)):
-        raise ValueError(
-            f"split = {config.split!r}, val = {config.val}, held_out = {config.held_out}: a part is empty ({parts})"
-        )
-    return parts
