@@ -49,6 +49,7 @@ METHODS = {
     "cpl": "CPL",
 }  # names in the tables, in order
 NEAR = 4.0  # px: an answer so near a path stands for it
+DRAWN = 64  # paths, to merge into answers
 PAIRS = 2**26  # of points, whose distances are held in memory at a time
 TEMPERATURES = tuple(round(0.5 + 0.1 * i, 1) for i in range(26))  # of the answers' probabilities, to choose from
 COLUMNS = ("min_ade", "min_hd", "off_road", "min_ade_n1", "min_ade_n2", "min_ade_n3", "min_ade_n4plus")
@@ -201,21 +202,19 @@ class PathsModel(SelectionModel):
         )
         return Prediction(selection, _gather(points, selection.indices))
 
-    def answers(
-        self, inputs: Tensor, count: int, radius: float = NEAR, num_beams: int = 64, temperature: float = 1.0
-    ) -> Answers:
-        """Up to ``count`` paths, more than ``radius`` px apart, each with the probability of what is near it.
+    def answers(self, inputs: Tensor, count: int, temperature: float = 1.0) -> Answers:
+        """Up to ``count`` paths, more than NEAR px apart, each with the probability of what is so near it.
 
-        Half of the ``num_beams`` paths are drawn from the images (B, 256, 256), half from their mirror images;
-        ``temperature`` is that of `tempered`.
+        Half of the DRAWN paths are from the images (B, 256, 256), half from their mirror images; ``temperature`` is
+        that of `tempered`.
         """
         half = len(inputs)
-        points, lengths, weight = self._drawn(torch.cat([inputs, inputs.flip(-2)]), num_beams // 2)  # of 2·B images
+        points, lengths, weight = self._drawn(torch.cat([inputs, inputs.flip(-2)]), DRAWN // 2)  # of 2·B images
         points[half:, ..., 1] = SIZE - points[half:, ..., 1]
         points, lengths, weight = (torch.cat([x[:half], x[half:]], 1) for x in (points, lengths, weight))  # (B, K, ...)
         few = max(PAIRS // points[0, ..., 0].numel() ** 2, 1)  # scenes at a time
         pairs = zip(points.split(few), lengths.split(few), strict=True)
-        near = torch.cat([path_distances(p, n, p, n) <= radius for p, n in pairs])
+        near = torch.cat([path_distances(p, n, p, n) <= NEAR for p, n in pairs])
         near |= torch.eye(near.shape[1], dtype=torch.bool, device=near.device)  # an empty path is near none
         chosen, probability = cover(near, weight / 2, min(count, weight.shape[1]))
         points = points.gather(1, chosen[..., None, None].expand(-1, -1, *points.shape[2:]))
@@ -269,16 +268,14 @@ def build_method(config: PathsConfig) -> Method:
             max_len=config.max_len, projection_layers=config.projection_layers,
         )  # fmt: skip
         return Stepwise(decoder, ordered=True, min_len=1)
-    settings: dict[str, Any] = {"pos_weight": 1.0}
+    parallel: dict[str, Any] = {"dim": config.dim, "hidden": config.score_hidden, "pos_weight": 1.0}
     if config.method == "hungarian":
-        return Hungarian(
-            config.dim, config.score_hidden, distance_weight=0.1, squared=False, exclude_self=False, **settings
-        )
+        return Hungarian(**parallel, distance_weight=0.1, squared=False, exclude_self=False)
     if config.method == "multi_hypothesis":
         # The weight of the selection loss is meant for the hypotheses' cross-entropy; the selector's stays 1.
-        settings["selector_weight"] = 1 / config.selection_weight if config.selection_weight else 0.0
-        return MultiHypothesis(config.dim, config.score_hidden, hypotheses=config.hypotheses, **settings)
-    return Threshold(config.dim, config.score_hidden, **settings)
+        selector_weight = 1 / config.selection_weight if config.selection_weight else 0.0
+        return MultiHypothesis(**parallel, hypotheses=config.hypotheses, selector_weight=selector_weight)
+    return Threshold(**parallel)
 
 
 def load_source(config: PathsConfig, *, varied: bool = False, progress: bool = True) -> Scenes:
