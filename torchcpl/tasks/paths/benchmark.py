@@ -23,7 +23,16 @@ from torchcpl.tasks.paths import figures
 from torchcpl.tasks.paths.maps import load_maps
 from torchcpl.tasks.paths.sampling import PALETTE, SIZE
 from torchcpl.tasks.paths.scenes import MAP, Scenes, generate, load_scenes, save_scenes, split_scenes
-from torchcpl.tasks.paths.task import COLUMNS, METHODS, NEAR, PathsConfig, PathsModel, PathsTask, Prediction, load_source
+from torchcpl.tasks.paths.task import (
+    COLUMNS,
+    METHODS,
+    NEAR,
+    PathsConfig,
+    PathsModel,
+    PathsTask,
+    Prediction,
+    load_source,
+)
 from torchcpl.tasks.runs import Run, common
 
 NUSCENES = {"boston-seaport", "singapore-hollandvillage", "singapore-onenorth", "singapore-queenstown"}
