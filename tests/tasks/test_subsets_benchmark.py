@@ -438,3 +438,10 @@ def test_a_file_that_changed_under_its_name_is_read_again(tmp_path: Path) -> Non
     for scale in (1.0, 1000.0):
         np.savez(tmp_path / "x.npz", features=scale * rng.normal(size=(90, 4)), labels=labels)
         assert (BENCHMARK.make_task(config).features.train.abs().max() > 100) == (scale > 1)
+
+
+def test_features_are_read_once_whatever_else_the_folder_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = BENCHMARK.make_task(TINY).features
+    (tmp_path / "log.txt").write_text("training goes on")
+    assert BENCHMARK.make_task(TINY).features is first
