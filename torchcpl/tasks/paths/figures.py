@@ -169,16 +169,13 @@ def decoding_panels(model: PathsModel, shown: Scenes) -> list[Panel]:
     i = int(np.abs(shown.counts - 3).argmin())
     seen = decoding(model, shown.images[i])
     steps = key_steps(len(seen.points), fork(seen.points, valid_paths(shown.paths[i], shown.lengths[i])))
-    still = Panel(
-        "decoding",
-        "Decoding, step by step",
+    caption = (
         f"A scene with {shown.counts[i]} valid paths. Above: how likely each cell is to be picked next (circle: the "
         "one that is). Below: what the picks so far have added to the logits that the encoder gave: blue cells are "
-        "suppressed, red ones raised.",
-        plots.decoding_steps(seen, steps),
-        wide=True,
-        dense=True,
+        "suppressed, red ones raised."
     )
+    figure = plots.decoding_steps(seen, steps)
+    still = Panel("decoding", "Decoding, step by step", caption, figure, wide=True, dense=True)
     caption = "The same scene, a frame a pick: one addition to the logits, no network."
     return [still, Panel("decode", "Decoding", caption, plots.animation(seen), wide=True)]
 

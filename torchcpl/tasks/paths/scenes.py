@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,14 @@ from torchcpl.tasks.paths.sampling import (
 
 FORMAT = "path-scenes/1"
 MANY = 2000  # scenes: with fewer, it takes longer to start processes than they save
-PARTS = ("images", "paths", "lengths", "poses", "reach")  # fields with a row a scene; ``map_index`` refers to ``maps``
+FIELDS: dict[str, tuple[tuple[int, ...], Any, Any]] = {  # the shape of each, a scene, its dtype, and that in files
+    "images": ((SIZE, SIZE), np.uint8, np.uint8),
+    "paths": ((MAX_PATHS, MAX_POINTS, 2), np.float32, np.float32),
+    "lengths": ((MAX_PATHS,), np.int64, np.uint8),
+    "map_index": ((), np.int64, np.int32),
+    "poses": ((3,), np.float64, np.float64),
+    "reach": ((), np.float64, np.float64),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,15 +78,15 @@ class Scenes:
     def select(self, indices: npt.ArrayLike) -> Scenes:
         """The scenes at ``indices``, in that order."""
         i = np.asarray(indices, dtype=np.int64)
-        return replace(self, **{name: getattr(self, name)[i] for name in (*PARTS, "map_index")})
+        return replace(self, **{name: getattr(self, name)[i] for name in FIELDS})
 
 
 def joined(parts: Sequence[Scenes]) -> Scenes:
     """The scenes of all parts, one part after the other."""
     first = np.cumsum([0] + [len(part.maps) for part in parts])
-    rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in PARTS}
-    map_index = np.concatenate([part.map_index + at for part, at in zip(parts, first, strict=False)])
-    return Scenes(map_index=map_index, maps=tuple(name for part in parts for name in part.maps), **rows)
+    rows: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in FIELDS}
+    rows["map_index"] = np.concatenate([part.map_index + at for part, at in zip(parts, first, strict=False)])
+    return Scenes(**rows, maps=tuple(name for part in parts for name in part.maps))
 
 
 def generate(
@@ -100,15 +108,9 @@ def generate(
     workers = (os.cpu_count() or 1 if count >= MANY else 1) if workers is None else workers
     check_count("workers", workers, 1)
     roads = [Roads(graph) for graph in maps]
-    scenes = Scenes(
-        images=np.zeros((count, SIZE, SIZE), np.uint8),
-        paths=np.full((count, MAX_PATHS, MAX_POINTS, 2), -1, np.float32),
-        lengths=np.zeros((count, MAX_PATHS), np.int64),
-        map_index=np.zeros(count, np.int64),
-        poses=np.zeros((count, 3)),
-        reach=np.ones(count),
-        maps=tuple(graph.name for graph in maps),
-    )
+    empty: dict[str, Any] = {name: np.zeros((count, *shape), dtype) for name, (shape, dtype, _) in FIELDS.items()}
+    scenes = Scenes(**empty, maps=tuple(graph.name for graph in maps))
+    scenes.paths[:] = -1
     with _made(roads, count, seed, workers, varied) as made:
         for i, scene in zip(track(range(count), "scenes", progress), made, strict=True):
             scenes.images[i], scenes.map_index[i] = scene.image, scene.map_index
@@ -147,19 +149,11 @@ def _work(index: int) -> Scene:
 
 def save_scenes(scenes: Scenes, path: str | Path) -> None:
     """Write ``.npz``: two pixels a byte, compressed."""
-    packed = scenes.images[:, :, ::2] << 4 | scenes.images[:, :, 1::2]
+    fields = ((name, getattr(scenes, name), kept) for name, (_, _, kept) in FIELDS.items())
+    stored: dict[str, Any] = {name: values.astype(kept, copy=False) for name, values, kept in fields}
+    stored["images"] = scenes.images[:, :, ::2] << 4 | scenes.images[:, :, 1::2]
     buffer = io.BytesIO()
-    np.savez_compressed(
-        buffer,
-        format=np.array(FORMAT),
-        images=packed,
-        paths=scenes.paths,
-        lengths=scenes.lengths.astype(np.uint8),
-        map_index=scenes.map_index.astype(np.int32),
-        poses=scenes.poses,
-        reach=scenes.reach,
-        maps=np.array(scenes.maps),
-    )
+    np.savez_compressed(buffer, format=np.array(FORMAT), maps=np.array(scenes.maps), **stored)
     write_atomic(path, buffer.getvalue())
 
 
@@ -171,15 +165,10 @@ def load_scenes(path: str | Path) -> Scenes:
         raise ValueError(f"{path}: not a file of scenes: expected 'format' to be {FORMAT!r}")
     S = field["images"].shape[0] if "images" in field and field["images"].ndim else 0
     M = field["maps"].size if "maps" in field else 0
-    wanted: dict[str, tuple[tuple[int, ...], str]] = {
-        "images": ((S, SIZE, SIZE // 2), "u"),
-        "paths": ((S, MAX_PATHS, MAX_POINTS, 2), "f"),
-        "lengths": ((S, MAX_PATHS), "iu"),
-        "map_index": ((S,), "iu"),
-        "poses": ((S, 3), "f"),
-        "reach": ((S,), "f"),
-        "maps": ((M,), "U"),
-    }
+    wanted: dict[str, tuple[tuple[int, ...], str]] = {"maps": ((M,), "U")}
+    for name, (shape, dtype, _) in FIELDS.items():
+        wanted[name] = (S, *shape), "f" if np.issubdtype(dtype, np.floating) else "iu"
+    wanted["images"] = (S, SIZE, SIZE // 2), "u"
     for name, (shape, kinds) in wanted.items():
         array = field.get(name)
         if array is None or array.shape != shape or array.dtype.kind not in kinds:
@@ -201,17 +190,10 @@ def load_scenes(path: str | Path) -> Scenes:
             f"{path}: expected 1 to {MAX_PATHS} paths a scene, the first ones, of at most {MAX_POINTS} points in the "
             "image"
         )
-    images = np.empty((S, SIZE, SIZE), np.uint8)
-    images[:, :, ::2], images[:, :, 1::2] = packed >> 4, packed & 15
-    return Scenes(
-        images=images,
-        paths=np.where(real[..., None], field["paths"], -1).astype(np.float32),
-        lengths=lengths,
-        map_index=maps,
-        poses=field["poses"].astype(np.float64),
-        reach=field["reach"].astype(np.float64),
-        maps=tuple(str(name) for name in field["maps"]),
-    )
+    found: dict[str, Any] = {name: field[name].astype(dtype, copy=False) for name, (_, dtype, _) in FIELDS.items()}
+    found["images"] = np.stack([packed >> 4, packed & 15], axis=-1).reshape(S, SIZE, SIZE)
+    found["paths"][~real] = -1
+    return Scenes(**found, maps=tuple(str(name) for name in field["maps"]))
 
 
 # Splits.
