@@ -92,11 +92,6 @@ def load_source(
     return _npz(path)
 
 
-def split_held_out(features: Features, fraction: float = 0.2, seed: int = 0) -> Features:
-    """The training rows alone, of which part of each class is held out as ``test``."""
-    return _divide(features.train, features.train_labels, features.class_names, fraction, seed)
-
-
 def split_classes(features: Features, share: float, seed: int = 0, least: int = 1) -> Features:
     """Classes apart: ``train`` has those seen, ``test`` round(share · C) others, at least ``least``.
 
@@ -123,16 +118,11 @@ def split_classes(features: Features, share: float, seed: int = 0, least: int = 
     )  # fmt: skip
 
 
-def _divide(
-    x: Tensor,
-    labels: Tensor,
-    class_names: tuple[str, ...],
-    fraction: float = 0.2,
-    seed: int = 0,
-    images: Tensor | None = None,
+def split_rows(
+    x: Tensor, labels: Tensor, class_names: tuple[str, ...], fraction: float = 0.2, images: Tensor | None = None
 ) -> Features:
-    """Train and test splits: round(fraction · size) rows of each class, at least one and not all, are the test."""
-    generator = torch.Generator().manual_seed(seed)
+    """Of each class round(fraction · size) random rows, at least one and not all, are ``test``, the rest ``train``."""
+    generator = torch.Generator().manual_seed(0)
     held = torch.zeros(len(labels), dtype=torch.bool)
     for label, count in enumerate(labels.bincount().tolist()):
         if count == 1:
@@ -151,7 +141,7 @@ def _digits() -> Features:
     with extra():
         from sklearn.datasets import load_digits
     data = load_digits()
-    return _divide(
+    return split_rows(
         torch.from_numpy(data.data / 16).float(),
         torch.from_numpy(data.target).long(),
         tuple(str(name) for name in data.target_names),
@@ -179,7 +169,7 @@ def _npz(path: Path) -> Features:
     labels, class_names = _encode_labels(path, parts, arrays.get("class_names"))
     with about(path):
         if "features" in parts:
-            return _divide(matrices["features"], labels["features"], class_names)
+            return split_rows(matrices["features"], labels["features"], class_names)
         found = Features(matrices["train"], labels["train"], matrices["test"], labels["test"], class_names)
     return _with_images(found, path.with_name("test_images.npz"))
 

@@ -26,7 +26,7 @@ from torchcpl.selectors import Hungarian, Method, PointerHead, Stepwise, Thresho
 from torchcpl.selectors.stepwise import STOP_RULES, fit_stop, stop_log_odds
 from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.subsets.bags import BagProtocol, Bags, BagSampler, fixed_bags
-from torchcpl.tasks.subsets.data import Features, split_classes, split_held_out
+from torchcpl.tasks.subsets.data import Features, split_classes, split_rows
 from torchcpl.train import device_of
 
 METHODS = {
@@ -210,7 +210,7 @@ class SubsetsTask:
             whole = Features(rows, labels, rows, labels, features.class_names)
             seen = split_classes(whole, config.held_out, config.split_seed, config.min_classes)
         elif config.held_out > 0:
-            seen = split_held_out(features, config.held_out, seed=0)
+            seen = split_rows(features.train, features.train_labels, features.class_names, config.held_out)
         self.sampler = BagSampler(seen.train.to(self.device), seen.train_labels.to(self.device), config)
         self.reported = self._fixed(features, seed=1)
         self.chosen_on = self._fixed(seen, seed=2) if config.held_out > 0 else self.reported
