@@ -262,7 +262,7 @@ class Benchmark(ABC, Generic[C]):
         if source is not None:
             run = replace(run, config=self.elsewhere(run.config, source))
         try:
-            restored = task, model, knob = self.restore(run)
+            task, model, knob = restored = self.restore(run)
             scores = task.report(model, knob).items()
         except ValueError as error:
             if source is None or source in str(error):
@@ -270,7 +270,7 @@ class Benchmark(ABC, Generic[C]):
             raise ValueError(f"{source}: {error}") from error
         found = {name: value if math.isfinite(value) else None for name, value in scores}  # as the history has it
         found |= {"epoch": run.state["best"]["epoch"], "knob": knob}
-        row = self.row(self._label(run, {_kind(run)}), rule, [found], [run]) | timing.quick(*restored)
+        row = self.row(self._label(run, {_kind(run)}), rule, [found], [run]) | self.time(restored)
         theirs = [line for line in self.published(run.config) if line["method"] == row["method"]]
         chosen = f"epoch {found['epoch']}" + ("" if knob is None else f" and knob {knob:g}")
         row |= {name: value for name, value in found.items() if name not in row}
@@ -281,7 +281,11 @@ class Benchmark(ABC, Generic[C]):
     def _ms(self, run: Run[C]) -> dict[str, Any]:
         """The column ``ms``: None for an archived run without its weights."""
         there = (run.path / "best" / "model.safetensors").is_file()
-        return dict(timing.quick(*self.restore(run))) if there else {"ms": None}
+        return self.time(self.restore(run)) if there else {"ms": None}
+
+    def time(self, restored: Restored) -> dict[str, Any]:
+        """Milliseconds of a prediction of one example."""
+        return dict(timing.quick(*restored))
 
     def row(self, label: str, rule: str, found: Sequence[Row], runs: Sequence[Run[C]]) -> dict[str, Any]:
         """A row of the table: the means of what was ``found`` of ``runs``, and how they were trained."""

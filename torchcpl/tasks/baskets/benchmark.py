@@ -21,7 +21,7 @@ from torchcpl.tasks.baskets import figures
 from torchcpl.tasks.baskets.data import PARTS, Baskets, load_baskets, padded, read_parts
 from torchcpl.tasks.baskets.methods import SetModel
 from torchcpl.tasks.baskets.task import COLUMNS, METHODS, BasketsConfig, BasketsTask, build_model
-from torchcpl.tasks.benchmark import Benchmark
+from torchcpl.tasks.benchmark import Benchmark, Restored
 from torchcpl.tasks.runs import Run, here, read_run
 
 # Mean test log-likelihood on the Amazon baby registries, from Probabilistic Generating Circuits (ICML 2021).
@@ -119,9 +119,9 @@ class BasketsBenchmark(Benchmark[BasketsConfig]):
         found = {name: scores[name] for name in self.metrics}
         return {self.held_out: found | {"epoch": run.state["best"]["epoch"], "knob": None}}
 
-    def _ms(self, run: Run[BasketsConfig]) -> dict[str, Any]:
+    def time(self, restored: Restored) -> dict[str, Any]:
         """Completions, one basket at a time. Sets are sorted by size on the host, so there is no graph to capture."""
-        task, model, _ = self.restore(run)
+        task, model, _ = restored
         mean, deviation = timing.clock([partial(model.select, one) for one in task.examples(1, timing.TIMED)], 3)
         return {"ms": mean, "ms_std": deviation}
 

@@ -86,8 +86,7 @@ def decoding(model: PathsModel, image: Image) -> plots.Decoding:
     batch = torch.from_numpy(image).unsqueeze(0).to(model.corners.device)
     with torch.inference_mode():
         encoded = model.encode(batch)
-        mask = torch.ones(encoded.shape[:2], dtype=torch.bool, device=encoded.device)
-        steps = steps_of(model.method, encoded, mask, model.max_len)
+        steps = steps_of(model.method, encoded, model.every_cell(encoded), model.max_len)
         points = array(model.points(encoded)[0, steps.picks])
     grids = [values[:, : GRID * GRID].reshape(-1, GRID, GRID) for values in (steps.probabilities, steps.added)]
     road = (image.reshape(GRID, CELL, GRID, CELL) != BACKGROUND).any((1, 3))
@@ -105,9 +104,8 @@ def scene_explorer(model: PathsModel, shown: Scenes, knob: float | None = None) 
 def scene_page(model: PathsModel, image: torch.Tensor, knob: float | None, title: str) -> Explorer:
     """A palette image (1, 256, 256), and on it the path that the model selects."""
     encoded = model.encode(image)
-    mask = torch.ones(encoded.shape[:2], dtype=torch.bool, device=encoded.device)
     return explorer(
-        model.method, encoded, mask, model.max_len, knob, items=model.points(encoded)[0],
+        model.method, encoded, model.every_cell(encoded), model.max_len, knob, items=model.points(encoded)[0],
         background=faint(array(image[0]), 0.6), connect=True, title=title,
     )  # fmt: skip
 

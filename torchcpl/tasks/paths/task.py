@@ -160,7 +160,7 @@ class PathsModel(SelectionModel):
         cells = torch.arange(GRID * GRID)
         corners = torch.stack([cells % GRID, cells // GRID], -1).float() * CELL
         self.register_buffer("corners", corners, persistent=False)  # (N, 2) px
-        self.register_buffer("every", torch.ones(GRID * GRID, dtype=torch.bool), persistent=False)  # no cell is padding
+        self.register_buffer("every", torch.ones(GRID * GRID, dtype=torch.bool), persistent=False)
         self.method = build_method(config)
         self.matched = config.method == "hungarian"
         self.selection_weight = config.selection_weight
@@ -183,7 +183,7 @@ class PathsModel(SelectionModel):
     def forward(self, batch: PathBatch) -> dict[str, Tensor]:
         target, _ = cells_of(batch.path)
         features = self.encode(batch.images)
-        mask, points = self._all(features), self.points(features)
+        mask, points = self.every_cell(features), self.points(features)
         assigned = self.method.assign(features, mask, target, points.detach(), batch.path)
         selection = self.method.loss(features, mask, assigned)
         gap = _gather(points, assigned) - batch.path  # (B, T, 2)
@@ -195,7 +195,7 @@ class PathsModel(SelectionModel):
 
     def decode(self, features: Tensor, inputs: Tensor, knob: float | None = None) -> Prediction:
         """The method's path from the encoded cells of the images."""
-        potentials = self.method.potentials(features, self._all(features))
+        potentials = self.method.potentials(features, self.every_cell(features))
         selection, points = side_by_side(
             lambda: self.method.pick(potentials, self.max_len, knob),
             lambda: self.points(features),  # now, when a GPU has little else to do
@@ -224,7 +224,7 @@ class PathsModel(SelectionModel):
     def _drawn(self, inputs: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Paths with their weights, which add up to 1: points (B, K, T, 2), lengths and weights (B, K)."""
         features = self.encode(inputs)
-        mask, points = self._all(features), self.points(features)
+        mask, points = self.every_cell(features), self.points(features)
         potentials = self.method.potentials(features, mask)
         if isinstance(potentials, Potentials):
             generator = torch.Generator(features.device).manual_seed(0)
@@ -239,7 +239,8 @@ class PathsModel(SelectionModel):
         at = _gather(points, indices.flatten(1)).view(*indices.shape, 2)
         return at, lengths, (weight / weight.sum(-1, keepdim=True).clamp(min=1e-12)).to(at.dtype)
 
-    def _all(self, features: Tensor) -> Tensor:
+    def every_cell(self, features: Tensor) -> Tensor:
+        """The mask (B, N) of the candidates: no cell is padding."""
         return self.every.expand(len(features), -1)
 
 
