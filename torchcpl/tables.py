@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcpl.files import NUMBER, extra, read_json, write_json
 
@@ -81,20 +80,16 @@ def summarise(records: Sequence[Row]) -> dict[str, float | None]:
 class Table:
     """Rows under columns; the first column names the row.
 
-    Attributes:
-        rows: what was measured. Rows of one ``section`` or, without, of one ``rule`` (how a checkpoint was chosen)
-            stand together. A ``reference`` row does not compete for the best value.
-        published: published rows, shown under ours of the same name.
-        notes: printed below the table.
-        info: provenance (`torchcpl.provenance.run_info`), written to the JSON.
+    Rows of one ``section`` or, without, of one ``rule`` (how a checkpoint was chosen) stand together. A ``reference``
+    row does not compete for the best value.
     """
 
     title: str
     columns: tuple[Column, ...]
     rows: Sequence[Row]
-    published: Sequence[Row] = ()
-    notes: tuple[str, ...] = ()
-    info: Mapping[str, Any] = field(default_factory=dict)
+    published: Sequence[Row] = ()  # shown under ours of the same name
+    notes: tuple[str, ...] = ()  # printed below the table
+    info: Mapping[str, Any] = field(default_factory=dict)  # provenance (`run_info`), written to the JSON
 
     def content(self) -> dict[str, Any]:
         """The JSON object of the table."""
@@ -194,28 +189,24 @@ class Table:
             if section and headings:
                 yield _Line("rule", [section], [])
             group = [row for row in self.rows if _section(row) == section]
+            best = self._best(group)
             for row in group:
-                bold = [column.name in self._best(row, group) for column in self.columns]
+                bold = [not row.get("reference") and row.get(c.name) in best.get(c.name, ()) for c in self.columns]
                 yield _Line("ours", [column.cell(row) for column in self.columns], bold)
                 theirs = published.pop(row[self.columns[0].name], None)  # once, under the first rule
                 if theirs:
                     cells = ["  published", *(column.cell(theirs) for column in self.columns[1:])]
                     yield _Line("published", cells, [False] * len(cells))
 
-    def _best(self, row: Row, group: Sequence[Row]) -> set[str]:
-        """The columns in which a row has the best value of its group."""
-        rivals = [other for other in group if not other.get("reference")]
-        if row.get("reference") or len(rivals) < 2:
-            return set()
-        names = set()
-        for column in self.columns:
-            if not column.best or row.get(column.name) is None:
-                continue
-            sign = 1 if column.best == "max" else -1
-            others = [sign * other[column.name] for other in rivals if other.get(column.name) is not None]
-            if sign * row[column.name] >= max(others, default=-math.inf):
-                names.add(column.name)
-        return names
+    def _best(self, group: Sequence[Row]) -> dict[str, list[Any]]:
+        """The best value of every column that has one, where several rows compete for it."""
+        rivals = [row for row in group if not row.get("reference")]
+        found = {}
+        for column in self.columns if len(rivals) > 1 else ():
+            values = [row[column.name] for row in rivals if row.get(column.name) is not None]
+            if column.best and values:
+                found[column.name] = [max(values) if column.best == "max" else min(values)]
+        return found
 
 
 def _section(row: Row) -> str:
@@ -223,8 +214,7 @@ def _section(row: Row) -> str:
     return str(row.get("section") or (f"chosen on {rule}" if rule else ""))
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     kind: str  # rule, ours, published
     cells: list[str]
     bold: list[bool]

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from torchcpl.tasks.baskets.data import PARTS, Baskets, load_baskets, read_parts
+from torchcpl.tasks.baskets import data
+from torchcpl.tasks.baskets.benchmark import BasketsBenchmark
+from torchcpl.tasks.baskets.data import PARTS, Baskets, read_parts
+from torchcpl.tasks.baskets.task import BasketsConfig
+
+
+def load_baskets(source: str, **options: Any) -> Baskets:
+    return data.load_baskets(BasketsConfig(source=source, **options))
 
 
 def shop(folder: Path, items: str | None = "ball\nbib\ncot\n", **parts: str) -> str:
@@ -52,7 +60,7 @@ def test_one_file_is_divided_by_a_seed(tmp_path: Path) -> None:
     assert [len(one.train), len(one.valid), len(one.test)] == [35, 5, 10]
     assert rows(one) == rows(same) != rows(other)
     assert sorted(rows(one)) == sorted(rows(other)) == sorted(tuple(map(int, b.split())) for b in baskets)
-    counted = load_baskets(str(path), held_out=(3, 20))
+    counted = load_baskets(str(path), valid_baskets=3, test_baskets=20)
     assert [len(counted.train), len(counted.valid), len(counted.test)] == [27, 3, 20]
 
 
@@ -70,7 +78,7 @@ def test_one_file_is_divided_by_a_seed(tmp_path: Path) -> None:
 )
 def test_bad_lines_are_named(tmp_path: Path, part: str, text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        load_baskets(shop(tmp_path, **{part: text}), most=2)
+        load_baskets(shop(tmp_path, **{part: text}), max_items=2)
 
 
 def test_an_item_that_only_the_test_part_has(tmp_path: Path) -> None:
@@ -89,10 +97,21 @@ def test_missing_files_and_wrong_features(tmp_path: Path) -> None:
     np.save(tmp_path / "wrong.npy", np.zeros((2, 4)))
     with pytest.raises(ValueError, match=r"wrong.npy: expected finite numbers \(3, d\), a row an item, got \(2, 4\)"):
         load_baskets(source, features=str(tmp_path / "wrong.npy"))
-    with pytest.raises(ValueError, match=r"absent.npy: cannot be read"):
+    np.save(tmp_path / "words.npy", np.array([["a"], ["b"], ["c"]]))
+    with pytest.raises(ValueError, match=r"words.npy: expected numbers, got an array of dtype <U1"):
+        load_baskets(source, features=str(tmp_path / "words.npy"))
+    with pytest.raises(FileNotFoundError, match=r"absent.npy: no such file"):
         load_baskets(source, features=str(tmp_path / "absent.npy"))
     with pytest.raises(ValueError, match=r"expected more baskets than 300 \+ 2000 to hold out, got 6"):
-        load_baskets(source, split="random", held_out=(300, 2000))
+        load_baskets(source, split="random", valid_baskets=300, test_baskets=2000)
+
+
+def test_files_that_changed_under_their_name_are_read_again(tmp_path: Path) -> None:
+    config, benchmark = BasketsConfig(source=shop(tmp_path)), BasketsBenchmark()
+    first = benchmark.make_task(config).baskets
+    assert benchmark.make_task(config).baskets is first
+    shop(tmp_path, train="0 1 2\n0\n")
+    assert benchmark.make_task(config).baskets.train.tolist() == [[0, 1, 2], [0, -1, -1]]
 
 
 def test_the_registries(shared_data: Path) -> None:

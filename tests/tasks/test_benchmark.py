@@ -54,7 +54,7 @@ class LargestTask:
         self.config, self.device = config, device_of(config)
         self.reported = self.chosen_on = self.batch(-1)[0]
 
-    def build(self, pretrained: bool = True) -> LargestModel:
+    def build(self) -> LargestModel:
         return LargestModel(self.config)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:

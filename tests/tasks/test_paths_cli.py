@@ -111,7 +111,7 @@ def test_maps_left_out_make_one_table_and_one_of_several_answers(
         (["table", "paths", "run", "--train"], "--train: expected no settings together with RUN"),
         (["bench", "paths", "run", "--source", "procedural"], "--source: expected no settings together with RUN"),
         (["scenes", "--source", "nowhere.json"], "nowhere.json"),
-        (["scenes", "--source", "broken.json"], "lane 'a': field 'kind'"),
+        (["scenes", "--source", "broken.json"], "lane 'a': kind"),
         (["scenes", "--source", "foreign.npz", "--show"], "foreign.npz: not a readable .npz"),
         (["scenes", "--source", "some.npz", "--scenes", "5"], "--scenes: some.npz already has its scenes"),
         (["scenes", "--source", "some.npz", "--seed", "5"], "--seed: some.npz already has its scenes"),
@@ -128,7 +128,7 @@ def test_errors_are_one_line_and_name_the_culprit(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "foreign.npz").write_bytes(b"PK\x03\x04 cut")
     lane = {"kind": "tram", "centerline": [[0, 0], [1, 0]], "polygon": None, "successors": []}
-    (tmp_path / "broken.json").write_text(json.dumps({"format": "lane-graph/1", "lanes": {"a": lane}}))
+    (tmp_path / "broken.json").write_text(json.dumps({"format": "lane-graph/1", "lanes": {"a": lane}, "lines": []}))
     assert said in refused(arguments, capsys)
     assert not (tmp_path / "runs").exists()
 

@@ -31,9 +31,7 @@ from torchcpl.tasks.paths.scenes import (
     images_overlap,
     load_scenes,
     save_scenes,
-    split_by_geography,
-    split_by_index,
-    split_by_map,
+    split_scenes,
 )
 
 # Enumeration.
@@ -427,12 +425,12 @@ def test_save_and_load(made: Scenes, tmp_path: Path) -> None:
 # Splits.
 
 
-def test_split_by_index() -> None:
-    split = split_by_index(6000)
-    assert (len(split.train), len(split.val), len(split.held_out), len(split.dropped)) == (4800, 1200, 0, 0)
-    assert sorted([*split.train, *split.val]) == list(range(6000))
+def test_split_by_index(made: Scenes) -> None:
+    split = split_scenes(made, "index")
+    assert (len(split.train), len(split.val), len(split.held_out), len(split.dropped)) == (64, 16, 0, 0)
+    assert [*split.train, *split.val] == list(range(80))
     with pytest.raises(ValueError, match="val"):
-        split_by_index(10, 1.0)
+        split_scenes(made, "index", 1.0)
 
 
 def rotated(
@@ -480,7 +478,7 @@ def check_apart(scenes: Scenes, one: np.ndarray, two: np.ndarray) -> None:
 
 
 def check_parts(scenes: Scenes, held_out: float) -> None:
-    split = split_by_geography(scenes, 0.2, held_out)
+    split = split_scenes(scenes, "geography", 0.2, held_out)
     parts = [split.train, split.val, split.held_out, split.dropped]
     assert sorted(itertools.chain(*parts)) == list(range(len(scenes)))
     assert abs(len(split.val) - 0.2 * len(scenes)) <= 2
@@ -503,13 +501,13 @@ def test_geography_split_parts_are_apart_on_real_maps(shared_data: Path, held_ou
 
 def test_a_map_is_left_out_whole_and_choices_are_made_on_areas_of_the_others(made: Scenes) -> None:
     other = dataclasses.replace(made, maps=("here", "there"), map_index=np.arange(len(made)) % 2)
-    split = split_by_map(other, "there", 0.2)
+    split = split_scenes(other, "map:there", held_out=0.2)
     assert split.val.tolist() == np.flatnonzero(other.map_index == 1).tolist()
     assert sorted(itertools.chain(split.train, split.held_out, split.dropped)) == np.arange(0, len(made), 2).tolist()
     assert len(split.held_out) == round(0.2 * len(made) / 2)
     check_apart(other, split.train, split.held_out)
     with pytest.raises(ValueError, match="split = 'map:nowhere': expected one of the maps here, there"):
-        split_by_map(other, "nowhere")
+        split_scenes(other, "map:nowhere")
 
 
 # On the device.

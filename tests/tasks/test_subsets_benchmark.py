@@ -287,7 +287,7 @@ def test_reliability_is_of_the_steps_taken(folder: Path) -> None:
     bags = list(task.reported.split(1))
     going, stops = [], []
     for bag in bags:
-        picks, probabilities, _ = steps_of(model.method, model.encode(bag), bag.mask, model.max_len, knob)
+        picks, probabilities, *_ = steps_of(model.method, model.encode(bag), bag.mask, model.max_len, knob)
         labels, seen = bag.labels[0].tolist(), set[int]()
         classes = {label for label in labels if label >= 0}
         for pick, choice in zip([*picks, None], probabilities, strict=True):
@@ -438,3 +438,10 @@ def test_a_file_that_changed_under_its_name_is_read_again(tmp_path: Path) -> Non
     for scale in (1.0, 1000.0):
         np.savez(tmp_path / "x.npz", features=scale * rng.normal(size=(90, 4)), labels=labels)
         assert (BENCHMARK.make_task(config).features.train.abs().max() > 100) == (scale > 1)
+
+
+def test_features_are_read_once_whatever_else_the_folder_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = BENCHMARK.make_task(TINY).features
+    (tmp_path / "log.txt").write_text("training goes on")
+    assert BENCHMARK.make_task(TINY).features is first

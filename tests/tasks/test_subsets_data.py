@@ -21,7 +21,7 @@ from torch import Tensor
 from torchcpl.encoders.resnet import ResNet18, load_resnet18, prepare
 from torchcpl.tasks.subsets import cifar, data
 from torchcpl.tasks.subsets.bags import BagProtocol, Bags, BagSampler, fixed_bags
-from torchcpl.tasks.subsets.data import Features, load_source, split_held_out
+from torchcpl.tasks.subsets.data import Features, load_source, split_rows
 
 # ------------------------------------------------------------------------------------------------- bags
 
@@ -177,7 +177,7 @@ def same(a: Bags, b: Bags) -> bool:
 
 def test_a_draw_is_a_function_of_the_generator() -> None:
     features, labels = source()
-    sampler = BagSampler(features, labels)
+    sampler = BagSampler(features, labels, BagProtocol())
     g = torch.Generator().manual_seed(5)
     first, second = sampler.sample(4, g), sampler.sample(4, g)
     torch.manual_seed(99)
@@ -191,7 +191,7 @@ def test_a_draw_is_a_function_of_the_generator() -> None:
 
 
 def test_fixed_bags() -> None:
-    sampler = BagSampler(*source())
+    sampler = BagSampler(*source(), BagProtocol())
     bags = fixed_bags(sampler, 7, seed=11)
     assert same(bags, fixed_bags(sampler, 7, seed=11))
     assert not same(bags, fixed_bags(sampler, 7, seed=12))
@@ -204,7 +204,7 @@ def test_fixed_bags() -> None:
 def test_sampler_rejects() -> None:
     features, labels = source()
     with pytest.raises(ValueError, match="at least min_classes = 3 classes, got 2"):
-        BagSampler(features, labels % 2)
+        BagSampler(features, labels % 2, BagProtocol())
     with pytest.raises(ValueError, match="min_classes: expected at most max_classes = 10, got 11"):
         BagProtocol(min_classes=11)
 
@@ -236,9 +236,9 @@ def test_digits() -> None:
     assert torch.equal(digits.test, load_source("digits").test)
 
 
-def test_split_held_out_divides_the_training_images() -> None:
+def test_split_rows_divides_the_training_images() -> None:
     digits = load_source("digits")
-    dev = split_held_out(digits, 0.25, seed=1)
+    dev = split_rows(digits.train, digits.train_labels, digits.class_names, 0.25)
     together = torch.cat([dev.train, dev.test])
     assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, digits.train.tolist()))
     assert shares_no_row(dev.test, digits.test)
@@ -248,8 +248,10 @@ def test_split_held_out_divides_the_training_images() -> None:
     for c in range(10):
         size = int((digits.train_labels == c).sum())
         assert int((dev.test_labels == c).sum()) == round(0.25 * size)
-    assert torch.equal(dev.test, split_held_out(digits, 0.25, seed=1).test)
-    assert not torch.equal(dev.test, split_held_out(digits, 0.25, seed=2).test)
+    again = split_rows(digits.train, digits.train_labels, digits.class_names, 0.25)
+    assert torch.equal(dev.test, again.test)
+    first = torch.cat([digits.train[digits.train_labels == c][: int((dev.test_labels == c).sum())] for c in range(10)])
+    assert sorted(map(tuple, dev.test.tolist())) != sorted(map(tuple, first.tolist()))  # by chance, not by order
     assert dev.images is None  # pictures are of the test images, which are not here
 
 
@@ -432,10 +434,18 @@ def test_restricted_reader_agrees_with_pickle(tmp_path: Path, writer: str) -> No
     np.testing.assert_array_equal(images.numpy(), expected)
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that features are kept in."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "torchcpl"
+
+
+@pytest.mark.usefixtures("cache")
 def test_cifar100(tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "IMAGES_AT_ONCE", 2)
     content = write_cifar100(tmp_path)
-    loaded = load_source("cifar100", root=tmp_path, weights=weights, cache=tmp_path / "c")
+    loaded = load_source("cifar100", root=tmp_path, weights=weights)
     assert loaded.class_names == ("apple", "bear", "crab")
     assert loaded.train_labels.tolist() == [0, 1, 2, 0, 1]
     assert loaded.test_labels.tolist() == [0, 1, 2]
@@ -450,8 +460,7 @@ def test_cifar100(tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
     assert rows.tolist() == [0, 1, 2]
 
 
-def test_cifar10_and_the_default_cache(tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+def test_cifar10_and_its_cache(tmp_path: Path, weights: Path, cache: Path) -> None:
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
@@ -462,14 +471,14 @@ def test_cifar10_and_the_default_cache(tmp_path: Path, weights: Path, monkeypatc
     meta = {"num_cases_per_batch": 2, "label_names": classes, "num_vis": 3072}
     (folder / "batches.meta").write_bytes(dumps(meta, "python2"))
     loaded = load_source("cifar10", root=tmp_path, weights=weights)
-    assert len(list((tmp_path / "home" / "torchcpl").iterdir())) == 1
+    assert len(list(cache.iterdir())) == 1
     assert loaded.train_labels.tolist() == [0, 9, 1, 9, 2, 9, 3, 9, 4, 9]
     assert loaded.test_labels.tolist() == [5, 9]
     assert loaded.class_names == tuple(classes)
     assert loaded.train.shape == (10, 512)
 
 
-def test_cache_is_keyed_by_content(tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_keyed_by_content(tmp_path: Path, weights: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
     def embed(images: Tensor, net: Any, title: str) -> Tensor:
@@ -477,11 +486,10 @@ def test_cache_is_keyed_by_content(tmp_path: Path, weights: Path, monkeypatch: p
         return images[:, 0, 0, :1].float().repeat(1, 512)
 
     monkeypatch.setattr(data, "_embed", embed)
-    cache = tmp_path / "cache"
 
     def load(root: Path, weights: Path = weights) -> Features:
         calls.clear()
-        return load_source("cifar100", root=root, weights=weights, cache=cache)
+        return load_source("cifar100", root=root, weights=weights)
 
     write_cifar100(tmp_path / "a")
     first = load(tmp_path / "a")
@@ -519,6 +527,7 @@ class Call:
         return self.call
 
 
+@pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 def test_malicious_pickles_are_refused(tmp_path: Path, weights: Path, protocol: int) -> None:
     write_cifar100(tmp_path)
@@ -536,18 +545,22 @@ def test_malicious_pickles_are_refused(tmp_path: Path, weights: Path, protocol: 
         kept = path.read_bytes()
         path.write_bytes(pickle.dumps({"data": content, "fine_labels": [0]}, protocol))
         with pytest.raises(ValueError, match="not a CIFAR file: it asks for"):
-            load_source("cifar100", root=tmp_path, weights=weights, cache=tmp_path)
+            load_source("cifar100", root=tmp_path, weights=weights)
         path.write_bytes(kept)
     assert not witness.exists()
 
 
+@pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([1, 2], "expected a dict with data, fine_labels"),
-        ({"data": pictures(2, 0), "labels": [0, 1]}, "expected a dict with data, fine_labels"),
+        ([1, 2], "not a CIFAR file: expected an object, got"),
+        ({"data": pictures(2, 0), "labels": [0, 1]}, "not a CIFAR file: fine_labels is missing"),
         ({"data": pictures(2, 0), "fine_labels": [0]}, "fine_labels: expected 2 labels, got 1"),
-        ({"data": pictures(2, 0), "fine_labels": [0, "a"]}, "fine_labels: expected a list of whole numbers"),
+        (
+            {"data": pictures(2, 0), "fine_labels": [0, "a"]},
+            "fine_labels: 1: expected an integer of at least 0, got 'a'",
+        ),
         ({"data": pictures(2, 0), "fine_labels": [0, 3]}, "train_labels: expected 0 to 2"),
         ({"data": [1, 2], "fine_labels": [0, 1]}, r"data: expected an \(n, 3072\) uint8 array"),
         ({"data": pictures(2, 0)[:, :9].copy(), "fine_labels": [0, 1]}, r"data: expected an \(n, 3072\)"),
@@ -559,9 +572,10 @@ def test_foreign_pickles_are_refused(tmp_path: Path, weights: Path, content: Any
     path = tmp_path / "cifar-100-python" / "train"
     path.write_bytes(dumps(content, "python2"))
     with pytest.raises(ValueError, match=message):
-        load_source("cifar100", root=tmp_path, weights=weights, cache=tmp_path)
+        load_source("cifar100", root=tmp_path, weights=weights)
 
 
+@pytest.mark.usefixtures("cache")
 def test_damaged_cifar_files(tmp_path: Path, weights: Path) -> None:
     write_cifar100(tmp_path)
     path = tmp_path / "cifar-100-python" / "train"
@@ -569,7 +583,7 @@ def test_damaged_cifar_files(tmp_path: Path, weights: Path) -> None:
     for damaged in (b"", content[:100], content[:-200], b"\x80\x02cnumpy\nndarray\n)R."):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match="not a CIFAR file"):
-            load_source("cifar100", root=tmp_path, weights=weights, cache=tmp_path)
+            load_source("cifar100", root=tmp_path, weights=weights)
     path.unlink()
     with pytest.raises(FileNotFoundError, match="torchvision's layout"):
-        load_source("cifar100", root=tmp_path, weights=weights, cache=tmp_path)
+        load_source("cifar100", root=tmp_path, weights=weights)

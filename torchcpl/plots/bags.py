@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchcpl.plots.style import INK, PALETTE, WIDTH, Array, dark, new_figure, styled
+from torchcpl.plots.style import INK, PALETTE, WIDTH, Array, dark, heatmap, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,8 +24,7 @@ def selection_steps(probabilities: Array, picks: Sequence[int], labels: Array, n
     order, places, groups = _grouped(labels)
     columns = 2 if T + 1 > 3 else 1
     rows = -(-(T + 1) // columns)
-    figure = new_figure(WIDTH, 0.92 * rows + 0.55)
-    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    figure, axes = new_figure(WIDTH, 0.92 * rows + 0.55, rows, columns, sharex=True, sharey=True, squeeze=False)
     stop_at = places.max() + 9
     # The final stop is much likelier than any candidate: its bar is broken, with its value next to it.
     height = float(probabilities[:, :N].max()) * 1.45
@@ -73,9 +72,8 @@ def selection_steps(probabilities: Array, picks: Sequence[int], labels: Array, n
 @styled
 def embedding(points: Array, labels: Array, picks: Sequence[int], names: Sequence[str]) -> Figure:
     """Candidates (N, 2) as a scatter plot, coloured by cluster, the picks numbered in order."""
-    groups = _groups(labels)
-    figure = new_figure(WIDTH / 2, WIDTH / 2)
-    axes = figure.subplots()
+    groups = np.unique(labels).tolist()
+    figure, axes = new_figure(WIDTH / 2, WIDTH / 2)
     for group in groups:
         inside = points[labels == group]
         axes.scatter(inside[:, 0], inside[:, 1], s=16, color=_colour(groups, group), alpha=0.75, linewidths=0)
@@ -109,10 +107,8 @@ def interaction(W: Array, labels: Array, names: Sequence[str]) -> Figure:
     """W (N, N) sorted by cluster: row j, column i is the effect on j of having picked i."""
     order, _, groups = _grouped(labels)
     sorted_labels = labels[order]
-    limit = float(np.quantile(np.abs(W), 0.99)) or 1.0
-    figure = new_figure(WIDTH * 0.62, WIDTH * 0.52)
-    axes = figure.subplots()
-    image = axes.imshow(W[np.ix_(order, order)], cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+    figure, axes = new_figure(WIDTH * 0.62, WIDTH * 0.52)
+    heatmap(figure, axes, W[np.ix_(order, order)], 0.99, "added to the logit of $j$:  $W_{ji}$")
     for edge in np.flatnonzero(np.diff(sorted_labels)) + 0.5:
         axes.axhline(edge, color=INK, linewidth=0.5)
         axes.axvline(edge, color=INK, linewidth=0.5)
@@ -120,26 +116,23 @@ def interaction(W: Array, labels: Array, names: Sequence[str]) -> Figure:
     titles = [names[group] for group in groups]
     axes.set_xticks(centres, titles)
     axes.set_yticks(centres, titles)
-    axes.tick_params(length=0)
     _fit_labels(axes, names, groups)
     axes.set(xlabel="picked candidate $i$, by cluster", ylabel="affected candidate $j$, by cluster")
-    axes.spines[:].set_visible(True)
-    bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, extend="both")
-    bar.set_label("added to the logit of $j$:  $W_{ji}$")
     return figure
 
 
 @styled
 def picked_images(images: Array, labels: Array, picks: Sequence[int], names: Sequence[str]) -> Figure:
     """The images (N, H, W) or (N, H, W, 3) uint8 of a bag, one row per cluster, the picks framed and numbered."""
-    groups = _groups(labels)
+    from matplotlib.patches import Rectangle
+
+    groups = np.unique(labels).tolist()
     widest = max(int((labels == group).sum()) for group in groups)
     per_row = min(widest, 40)
     H, W = images.shape[1:3]
     scale = max(1, -(-24 // H))  # upsample small images by repetition, without blurring
     cell = WIDTH * 0.9 / per_row
-    figure = new_figure(WIDTH, len(groups) * cell * H / W * 1.34 + 0.1)
-    axes = figure.subplots()
+    figure, axes = new_figure(WIDTH, len(groups) * cell * H / W * 1.34 + 0.1)
     gap, number = 0.34, {int(pick): i for i, pick in enumerate(picks, 1)}
     for line, group in enumerate(groups):
         members = np.flatnonzero(labels == group)
@@ -155,11 +148,12 @@ def picked_images(images: Array, labels: Array, picks: Sequence[int], names: Seq
                 alpha=1.0 if picked else 0.6, interpolation="nearest", aspect="auto",
             )  # fmt: skip
             if picked:
-                axes.add_patch(_frame(x, y, PALETTE[2]))
+                corner, red = (x + 0.02, y + 0.02), PALETTE[2]
+                axes.add_patch(Rectangle(corner, 0.96, 0.96, fill=False, edgecolor=red, linewidth=1.6, zorder=5))
                 axes.text(
                     x + 0.06, y + 1.0, str(number[int(member)]), ha="center", va="center", fontsize=6,
                     fontweight="bold", color="white", zorder=6,
-                    bbox={"boxstyle": "circle,pad=0.16", "fc": PALETTE[2], "ec": "white", "linewidth": 0.6},
+                    bbox={"boxstyle": "circle,pad=0.16", "fc": red, "ec": "white", "linewidth": 0.6},
                 )  # fmt: skip
     axes.set_xlim(-0.5, per_row)
     axes.set_ylim(-(len(groups) - 1) * (1 + gap) - 0.1, 1.25)
@@ -177,16 +171,6 @@ def _fit_labels(axes: Any, names: Sequence[str], groups: Sequence[int]) -> None:
             text.set_rotation_mode("anchor")
 
 
-def _frame(x: float, y: float, colour: str) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x + 0.02, y + 0.02), 0.96, 0.96, fill=False, edgecolor=colour, linewidth=1.6, zorder=5)
-
-
-def _groups(labels: Array) -> list[int]:
-    return [int(label) for label in np.unique(labels)]
-
-
 def _colour(groups: Sequence[int], label: int) -> str:
     return PALETTE[groups.index(int(label)) % len(PALETTE)]
 
@@ -195,4 +179,4 @@ def _grouped(labels: Array) -> tuple[Array, Array, list[int]]:
     """The candidates sorted by cluster, their positions on an axis with gaps between clusters, and the clusters."""
     order = np.argsort(labels, kind="stable")
     breaks = np.concatenate([[0], (np.diff(labels[order]) != 0).cumsum()])
-    return order, np.arange(len(order)) + 3.0 * breaks, _groups(labels)
+    return order, np.arange(len(order)) + 3.0 * breaks, np.unique(labels).tolist()

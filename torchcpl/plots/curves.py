@@ -34,8 +34,7 @@ class Trade(NamedTuple):
 def convergence(curves: Mapping[str, Curve], column: Column, colours: Mapping[str, str]) -> Figure:
     """One line per method: mean ± std over seeds, with a star and the value at its best."""
     high = column.best == "max"
-    figure = new_figure(WIDTH * 0.58, WIDTH * 0.38)
-    axes = figure.subplots()
+    figure, axes = new_figure(WIDTH * 0.58, WIDTH * 0.38)
     winner = (max if high else min)(curves, key=lambda name: curves[name].best[1], default=None)
     for name, (at, values, best) in curves.items():
         mean = values.mean(0)
@@ -62,8 +61,7 @@ def convergence(curves: Mapping[str, Curve], column: Column, colours: Mapping[st
 @styled
 def precision_recall(trades: Mapping[str, Trade], colours: Mapping[str, str]) -> Figure:
     """One line per method as its threshold or stop bias varies, a dot at the chosen one, over isolines of F1."""
-    figure = new_figure(WIDTH * 0.55, WIDTH * 0.5)
-    axes = figure.subplots()
+    figure, axes = new_figure(WIDTH * 0.55, WIDTH * 0.5)
     axes.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="CluRec", ylabel="CluPrec")
     recall = np.linspace(0.01, 1.0, 400)
     for f1 in (0.2, 0.4, 0.6, 0.8, 0.9):
@@ -86,22 +84,19 @@ def precision_recall(trades: Mapping[str, Trade], colours: Mapping[str, str]) ->
 
 @styled
 def grouped_bars(
-    heights: Mapping[str, Sequence[float | None]], groups: Sequence[str], label: str, xlabel: str,
-    colours: Mapping[str, str], deviations: Mapping[str, Sequence[float | None]] | None = None,
-) -> Figure:  # fmt: skip
-    """For each group one bar per method, none where its value is None, with error bars."""
-    figure = new_figure(WIDTH * 0.58, WIDTH * 0.38)
-    axes = figure.subplots()
-    width = 0.84 / len(heights)
-    for i, (name, values) in enumerate(heights.items()):
-        at = np.arange(len(groups)) + (i - (len(heights) - 1) / 2) * width
-        there = np.array([value is not None for value in values])
-        tall = np.array([value or 0.0 for value in values])
-        axes.bar(at[there], tall[there], 0.92 * width, color=colours[name], linewidth=0, label=name)
-        spread = np.array([value or 0.0 for value in (deviations or {}).get(name, [None] * len(groups))])
-        if spread.any():
-            axes.errorbar(at[there], tall[there], spread[there], fmt="none", ecolor=INK, elinewidth=0.6, capsize=1.2)
-    axes.set_xticks(range(len(groups)), groups)
+    rows: Sequence[Row], groups: Mapping[str, str], label: str, xlabel: str, colours: Mapping[str, str]
+) -> Figure:
+    """For each of a table's columns in ``groups``, by name, a bar of every row that has a value, with error bars."""
+    figure, axes = new_figure(WIDTH * 0.58, WIDTH * 0.38)
+    width = 0.84 / len(rows)
+    for i, row in enumerate(rows):
+        there = [name for name in groups if row[name] is not None]
+        at = [list(groups).index(name) + (i - (len(rows) - 1) / 2) * width for name in there]
+        tall, spread = [row[name] for name in there], [row.get(f"{name}_std") or 0.0 for name in there]
+        axes.bar(at, tall, 0.92 * width, color=colours[row["method"]], linewidth=0, label=row["method"])
+        if any(spread):
+            axes.errorbar(at, tall, spread, fmt="none", ecolor=INK, elinewidth=0.6, capsize=1.2)
+    axes.set_xticks(range(len(groups)), groups.values())
     axes.tick_params(axis="x", length=0)
     axes.set(xlabel=xlabel, ylabel=label)
     axes.grid(True, axis="y")
@@ -112,8 +107,7 @@ def grouped_bars(
 @styled
 def variants(rows: Sequence[Row], score: Column, cost: Column) -> Figure:
     """A line a variant, the base first: its score as a dot with ± one deviation, beside it its cost as a bar."""
-    figure = new_figure(WIDTH, 0.9 + 0.22 * len(rows))
-    left, right = figure.subplots(1, 2, width_ratios=(3, 1), sharey=True)
+    figure, (left, right) = new_figure(WIDTH, 0.9 + 0.22 * len(rows), 1, 2, width_ratios=(3, 1), sharey=True)
     at = np.arange(len(rows))
     means = np.array([row[score.name] for row in rows], float)
     spread = np.array([row.get(f"{score.name}_std") or 0.0 for row in rows])
@@ -138,8 +132,8 @@ def variants(rows: Sequence[Row], score: Column, cost: Column) -> Figure:
 @styled
 def reliability(panels: Mapping[str, Mapping[str, tuple[Array, Array]]], colours: Mapping[str, str]) -> Figure:
     """One panel each, one line per method: observed frequency against stated probability, in tenths."""
-    figure = new_figure(WIDTH * 0.8, WIDTH * 0.4)
-    for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    figure, grid = new_figure(WIDTH * 0.8, WIDTH * 0.4, 1, len(panels), squeeze=False)
+    for axes, (title, curves) in zip(grid[0], panels.items(), strict=True):
         axes.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8)
         for name, (probability, came_true) in curves.items():
             tenth = (10 * probability).astype(int).clip(0, 9)

@@ -46,8 +46,8 @@ class Decoding(NamedTuple):
 def scene_rows(rows: Mapping[str, Sequence[Scene]]) -> Figure:
     """A row of images for every name, each with its routes; rows may differ in length."""
     columns = max(map(len, rows.values()))
-    figure = new_figure(WIDTH, (WIDTH - 0.2) / columns * len(rows), packed=True)
-    grid = figure.subplots(len(rows), columns, squeeze=False)
+    height = (WIDTH - 0.2) / columns * len(rows)
+    figure, grid = new_figure(WIDTH, height, len(rows), columns, packed=True, squeeze=False)
     for line, (name, scenes) in zip(grid, rows.items(), strict=True):
         for axes in line[len(scenes) :]:
             axes.set_axis_off()
@@ -65,8 +65,8 @@ def scene_rows(rows: Mapping[str, Sequence[Scene]]) -> Figure:
 @styled
 def decoding_steps(decoding: Decoding, steps: Sequence[int]) -> Figure:
     """After each of ``steps`` picks: the probability of every cell to be next, and what was added to its logit."""
-    figure = new_figure(WIDTH, 2 * (WIDTH - 0.9) / len(steps) + 0.3, packed=True)
-    grid = figure.subplots(2, len(steps), squeeze=False)
+    height = 2 * (WIDTH - 0.9) / len(steps) + 0.3
+    figure, grid = new_figure(WIDTH, height, 2, len(steps), packed=True, squeeze=False)
     for line, kind in zip(grid, ("probabilities", "added"), strict=True):
         views = [_View(axes, decoding, kind) for axes in line]
         for view, step in zip(views, steps, strict=True):
@@ -85,9 +85,8 @@ def animation(decoding: Decoding, seconds: float = 0.22, pause: float = 2.5) -> 
         from PIL import Image
 
     with matplotlib.rc_context(STYLE):
-        figure = new_figure(6.4, 2.8)
+        figure, (left, right) = new_figure(6.4, 2.8, 1, 2)
         canvas = FigureCanvasAgg(figure)
-        left, right = figure.subplots(1, 2)
         views = [_View(left, decoding, "probabilities"), _View(right, decoding, "added")]
         for view in views:
             view.scale(figure, [view.axes])

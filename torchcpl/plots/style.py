@@ -11,6 +11,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+import numpy as np
 from numpy.typing import NDArray
 
 from torchcpl.files import extra, write_atomic
@@ -81,13 +82,25 @@ def save(figure: Figure, stem: str | Path) -> None:
         write_atomic(f"{stem}.{kind}", render(figure, kind))
 
 
-def new_figure(width: float, height: float, packed: bool = False) -> Figure:
-    """A figure of a size in inches; ``packed`` puts its axes close together."""
+def new_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, packed: bool = False, **settings: Any
+) -> tuple[Figure, Any]:
+    """A figure of a size in inches with its axes, by `Figure.subplots`; ``packed`` ones are close together."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     close = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0.0, hspace=0.0)
-    return Figure(figsize=(width, height), layout=close if packed else "constrained")
+    figure = Figure(figsize=(width, height), layout=close if packed else "constrained")
+    return figure, figure.subplots(rows, columns, **settings)
+
+
+def heatmap(figure: Figure, axes: Any, values: Array, quantile: float, label: str) -> None:
+    """A matrix from blue to red, white at 0, saturated beyond a quantile of the magnitudes; with a colour bar."""
+    limit = float(np.nanquantile(np.abs(values), quantile)) or 1.0
+    image = axes.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(True)
+    figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, extend="both").set_label(label)
 
 
 def dark(colour: str) -> str:

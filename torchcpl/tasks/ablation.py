@@ -66,7 +66,7 @@ def ablate(
     for name in track([BASE, *(name for name in variants if name != BASE)], "comparing"):
         group = [runs[folder / f"{_slug(name)}-s{seed}"] for seed in seeds]
         changed = ", ".join(f"{key} = {value}" for key, value in variants.get(name, {}).items())
-        rows.append({"method": name, "changed": changed or "–", **_row(benchmark, group)})
+        rows.append({**_row(benchmark, name, group), "changed": changed or "–"})
     metric = benchmark.score(next(iter(runs.values())).state["metric"])
     kept = tuple(column for column in benchmark.columns if column.name not in ("method", "ms"))
     columns = (Column("method", "Variant"), *kept, *COSTS)
@@ -85,18 +85,16 @@ def ablate(
     return table
 
 
-def _row(benchmark: Benchmark[Any], group: Sequence[Run[Any]]) -> dict[str, Any]:
+def _row(benchmark: Benchmark[Any], name: str, group: Sequence[Run[Any]]) -> dict[str, Any]:
     """What the runs of a variant reached, by the last rule they allow, and the costs of the first."""
-    found = [list(benchmark.by_rule(run).items())[-1] for run in group]
-    scores = summarise([{name: record[name] for name in benchmark.metrics} for _, record in found])
+    rules, found = zip(*(list(benchmark.by_rule(run).items())[-1] for run in group), strict=True)
     task, model, knob = benchmark.restore(group[0])
     steps = group[0].config.epochs * task.steps_per_epoch
     inputs = task.examples(1, timing.TIMED)
     _, cost = timing.rows(model, inputs, knob, 3, "32-true")[0]
     spent = summarise([{"step_ms": run.history[-1]["seconds"] * 1e3 / steps} for run in group])
     costs = {name: cost[name] for name in ("decode_ms", "decode_ms_std", "ms", "ms_std")}
-    chosen = {name: [record[name] for _, record in found] for name in ("knob", "epoch")}
-    return {"rule": found[0][0], **scores, **costs, **spent, **chosen, "seeds": [run.config.seed for run in group]}
+    return {**benchmark.row(name, rules[0], found, group), **costs, **spent}
 
 
 def _slug(name: str) -> str:

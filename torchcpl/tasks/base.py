@@ -48,8 +48,8 @@ class BenchmarkTask(Task, Protocol):
     def chosen_on(self) -> Sized:
         """The examples that the checkpoint is chosen on: the reported ones, or held-out ones."""
 
-    def build(self, pretrained: bool = True) -> Any:
-        """A `SelectionModel`, with the pretrained weights that the configuration names if ``pretrained``."""
+    def build(self) -> Any:
+        """An untrained `SelectionModel`, on the pretrained weights that the configuration names."""
 
     def examples(self, batch: int, limit: int) -> list[Any]:
         """Inputs of the first reported examples, ``batch`` at a time, up to ``limit`` times."""

@@ -10,7 +10,7 @@ import os
 import statistics
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -44,35 +44,21 @@ class Restored(NamedTuple):
 
 
 class Benchmark(ABC, Generic[C]):
-    """The properties of a task, and everything done with its runs.
+    """The properties of a task, and everything done with its runs."""
 
-    Attributes:
-        summary: the task in a line, for help texts.
-        subject: what is predicted, used in titles.
-        config: the class of its configurations, each with a ``method`` and a ``kind``.
-        names: the methods' names in tables, in order.
-        columns: of the table: ``method``, the metrics, ``ms``.
-        reported: description of the reported examples; ``held_out``: of those the checkpoint is chosen on.
-        alike: options that must be equal in all runs of a table.
-        lead: the first paragraph of the report.
-        answer_columns: of the table of several answers, where the task has one.
-        demo_seeds, demo_data: seeds of the recipe ``demo`` and description of its data.
-        variants: what an ablation compares with a recipe, by name: the options that differ.
-    """
-
-    summary: ClassVar[str]
-    subject: ClassVar[str]
-    config: type[C]
-    names: ClassVar[Mapping[str, str]]
-    columns: ClassVar[tuple[Column, ...]]
-    reported: ClassVar[str]
-    held_out: ClassVar[str]
-    alike: ClassVar[tuple[str, ...]]
-    lead: ClassVar[str]
-    answer_columns: ClassVar[tuple[Column, ...]] = ()
-    demo_data: ClassVar[str]
+    summary: ClassVar[str]  # the task in a line, for help texts
+    subject: ClassVar[str]  # what is predicted, used in titles
+    config: type[C]  # the class of its configurations, each with a ``method`` and a ``kind``
+    names: ClassVar[Mapping[str, str]]  # the methods' names in tables, in order
+    columns: ClassVar[tuple[Column, ...]]  # of the table: ``method``, the metrics, ``ms``
+    reported: ClassVar[str]  # description of the reported examples
+    held_out: ClassVar[str]  # description of those that the checkpoint is chosen on
+    alike: ClassVar[tuple[str, ...]]  # options that must be equal in all runs of a table
+    lead: ClassVar[str]  # the first paragraph of the report
+    answer_columns: ClassVar[tuple[Column, ...]] = ()  # of the table of several answers, where the task has one
+    demo_data: ClassVar[str]  # description of the data of the recipe ``demo``
     demo_seeds: ClassVar[tuple[int, ...]] = (0,)
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # what an ablation compares: the options that differ
 
     # ----------------------------------------------------------------------------- what a task must say
 
@@ -123,7 +109,7 @@ class Benchmark(ABC, Generic[C]):
 
     def build(self, config: C, weights: Mapping[str, Tensor]) -> Any:
         """An untrained `SelectionModel` for the weights; by default built with the task's data."""
-        return self.make_task(config).build(pretrained=False)
+        return self.make_task(config).build()
 
     def read_examples(self, path: Path, column: str, limit: int | None) -> list[Tensor]:
         """The examples in a file, without labels; ``column`` names the array, ``limit`` bounds their number."""
@@ -219,15 +205,14 @@ class Benchmark(ABC, Generic[C]):
             for label, group in groups.items():
                 found = [each[rule] for each in scores[label] if rule in each]
                 if found:
-                    rows.append(self._row(label, rule, found, group) | times[label])
+                    rows.append(self.row(label, rule, found, group) | times[label])
         if not rows:
             known = [name for name, rule in self.rules.items() if rule in next(iter(scores.values()))[0]]
             raise ValueError(f"rules: the runs allow {', '.join(known)}, got {', '.join(rules)}")
         config = runs[0].config
-        info = self._info(runs) | {"config": common([run.config for run in runs])}
         rows = self.reference(runs) + rows
         title = f"{self.subject}, {self.source(config)}"
-        return Table(title, self.columns, rows, self.published(config), self._notes(runs, rows), info)
+        return Table(title, self.columns, rows, self.published(config), self._notes(runs, rows), self._info(runs))
 
     def answers_table(self, paths: Sequence[str | Path], count: int) -> Table:
         """Several answers with probabilities: how well up to ``count`` of each run stand for all that is right."""
@@ -245,11 +230,10 @@ class Benchmark(ABC, Generic[C]):
             at, of = run.history[-1]["epoch"], run.config.epochs
             if at < of:
                 raise ValueError(f"{run.path} is unfinished, at epoch {at} of {of}: expected finished runs to compare")
-        groups: dict[str, list[Run[C]]] = {}
-        for method in self.names:
-            for label, kinds in self._kinds(method, runs).items():
-                for run in (run for run in runs if _method(run) == method and _kind(run) in kinds):
-                    groups.setdefault(label + self.suffix(run.config), []).append(run)
+        kinds = {_kind(run) for run in runs if _method(run) == "cpl"}
+        methods, groups = list(self.names), dict[str, list[Run[C]]]()
+        for run in sorted(runs, key=lambda run: (methods.index(_method(run)), _kind(run))):
+            groups.setdefault(self._label(run, kinds), []).append(run)
         for label, group in groups.items():
             seeds = [run.config.seed for run in group]
             rest = common([run.config for run in group])
@@ -257,16 +241,14 @@ class Benchmark(ABC, Generic[C]):
                 raise ValueError(f"runs of {label}: expected them to differ in their seeds and nothing else")
         return groups
 
-    def _kinds(self, method: str, runs: Sequence[Run[C]]) -> dict[str, tuple[str, ...]]:
-        """The rows of a method and the interaction kinds of each: with several kinds, one row per kind.
+    def _label(self, run: Run[C], kinds: Set[str]) -> str:
+        """The name of a run's row among CPL of these ``kinds``, of which each has a row.
 
-        If the kinds are ``lowrank``, the paper's, and one other, the other keeps the method's plain name.
+        If these are ``lowrank``, the paper's, and one other, the other keeps the method's plain name.
         """
-        name, kinds = self.names[method], sorted({_kind(run) for run in runs if _method(run) == method})
-        if len(kinds) < 2 or method != "cpl":
-            return {name: tuple(kinds)} if kinds else {}
-        alone = len(kinds) == 2 and "lowrank" in kinds
-        return {name if alone and kind != "lowrank" else f"{name} ({kind})": (kind,) for kind in kinds}
+        method, kind = _method(run), _kind(run)
+        plain = method != "cpl" or len(kinds) < 2 or (kinds == {kind, "lowrank"} and kind != "lowrank")
+        return self.names[method] + ("" if plain else f" ({kind})") + self.suffix(run.config)
 
     def chosen_on(self, run: Run[C]) -> str:
         """Description of the data that the best checkpoint was chosen on."""
@@ -276,25 +258,21 @@ class Benchmark(ABC, Generic[C]):
     def evaluate(self, path: str | Path, source: str | None = None) -> Table:
         """One run at its best checkpoint, with the knob chosen for it; ``source`` names other data to report on."""
         run = self.read(path)
-        best = run.state["best"]
         rule = self.chosen_on(run)
         if source is not None:
             run = replace(run, config=self.elsewhere(run.config, source))
         try:
-            restored = task, model, knob = self.restore(run)
+            task, model, knob = restored = self.restore(run)
             scores = task.report(model, knob).items()
         except ValueError as error:
             if source is None or source in str(error):
                 raise
             raise ValueError(f"{source}: {error}") from error
-        epoch = best["epoch"]
         found = {name: value if math.isfinite(value) else None for name, value in scores}  # as the history has it
-        found |= {"epoch": epoch, "knob": knob}
-        row = self._row(self.names[_method(run)] + self.suffix(run.config), rule, [found], [run]) | timing.quick(
-            *restored
-        )
+        found |= {"epoch": run.state["best"]["epoch"], "knob": knob}
+        row = self.row(self._label(run, {_kind(run)}), rule, [found], [run]) | self.time(restored)
         theirs = [line for line in self.published(run.config) if line["method"] == row["method"]]
-        chosen = f"epoch {epoch}" + ("" if knob is None else f" and knob {knob:g}")
+        chosen = f"epoch {found['epoch']}" + ("" if knob is None else f" and knob {knob:g}")
         row |= {name: value for name, value in found.items() if name not in row}
         notes = (f"{chosen}, chosen on {rule}; {len(task.reported)} {self.reported}", *self.remarks(found))
         title = f"{run.path}, {self.source(run.config)}"
@@ -303,9 +281,14 @@ class Benchmark(ABC, Generic[C]):
     def _ms(self, run: Run[C]) -> dict[str, Any]:
         """The column ``ms``: None for an archived run without its weights."""
         there = (run.path / "best" / "model.safetensors").is_file()
-        return dict(timing.quick(*self.restore(run))) if there else {"ms": None}
+        return self.time(self.restore(run)) if there else {"ms": None}
 
-    def _row(self, label: str, rule: str, found: Sequence[Row], runs: Sequence[Run[C]]) -> dict[str, Any]:
+    def time(self, restored: Restored) -> dict[str, Any]:
+        """Milliseconds of a prediction of one example."""
+        return dict(timing.quick(*restored))
+
+    def row(self, label: str, rule: str, found: Sequence[Row], runs: Sequence[Run[C]]) -> dict[str, Any]:
+        """A row of the table: the means of what was ``found`` of ``runs``, and how they were trained."""
         peaks = [run.state["peak_mib"] for run in runs if run.state["peak_mib"]]
         return {
             "method": label,
@@ -322,7 +305,7 @@ class Benchmark(ABC, Generic[C]):
     def _info(self, runs: Sequence[Run[C]]) -> dict[str, Any]:
         trained_on = ", ".join(sorted({read_info(run.path)["device"] for run in runs}))
         info = run_info(seeds=sorted({run.config.seed for run in runs}), device=device_of(here(runs[0].config)))
-        return info | {"trained_on": trained_on}
+        return info | {"trained_on": trained_on, "config": common([run.config for run in runs])}
 
     def _notes(self, runs: Sequence[Run[C]], rows: Sequence[Row]) -> tuple[str, ...]:
         seeds = sorted({run.config.seed for run in runs})

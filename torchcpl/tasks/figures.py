@@ -11,6 +11,7 @@ from torch import Tensor
 from torchcpl.constraints import Rules
 from torchcpl.explore import Explorer, explore
 from torchcpl.functional import prefix_logits
+from torchcpl.potentials import Potentials
 from torchcpl.selectors import Method, Stepwise
 
 
@@ -20,6 +21,7 @@ class Steps(NamedTuple):
     picks: list[int]  # (T,)
     probabilities: NDArray[Any]  # (T+1, N+1) of the next choice, the stop last
     added: NDArray[Any]  # (T+1, N) what the picks added to the logits
+    potentials: Potentials
 
 
 @torch.inference_mode()
@@ -35,7 +37,7 @@ def steps_of(method: Method, encoded: Any, mask: Tensor, max_len: int, knob: flo
     bias = knob if method.stop_rule == "argmax" else 0.0
     logits = prefix_logits(pot, order[:, None], Rules(pot, max_len, 0, bias, ()))[0, 0]
     added, _ = pot.interaction.prefix_logits(order)
-    return Steps(picks, array(logits.softmax(-1)), array(added[0]))
+    return Steps(picks, array(logits.softmax(-1)), array(added[0]), pot)
 
 
 def explorer(method: Method, encoded: Any, mask: Tensor, max_len: int, knob: float | None, **page: Any) -> Explorer:

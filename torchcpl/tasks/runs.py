@@ -57,11 +57,8 @@ def read_run(cls: type[C], path: str | Path, metrics: Sequence[str] = ()) -> Run
         raise CheckpointError(f"{path / 'history.jsonl'}: expected a record of every validation, got none")
     if not state["best"]:
         raise CheckpointError(f"{path / 'best' / 'state.json'}: best: expected that of a validation, got null")
-    for where, names in (
-        ("best/state.json", {state["metric"], *metrics}),
-        ("history.jsonl", {state["metric"], *metrics, *history[0]["metrics"]}),
-    ):
-        records = history if where == "history.jsonl" else [state["best"]]
+    names = {state["metric"], *metrics, *history[0]["metrics"]}
+    for where, records in (("best/state.json", [state["best"]]), ("history.jsonl", history)):
         lacking = sorted(name for record in records for name in names if name not in record["metrics"])
         if lacking or (metrics and state["metric"] not in metrics):
             raise CheckpointError(f"{path / where}: expected the metric {(lacking or metrics)[0]} in every record")
@@ -79,9 +76,7 @@ def plan(base: C, methods: Iterable[str], seeds: Iterable[int], folder: str | Pa
     return {Path(folder) / f"{method}-s{seed}": override(base, method=method, seed=seed) for method, seed in pairs}
 
 
-def complete(
-    planned: dict[Path, C], make: Callable[[C], Task], *, train: bool, jobs: int = 1, progress: bool = True
-) -> None:
+def complete(planned: dict[Path, C], make: Callable[[C], Task], *, train: bool, jobs: int = 1) -> None:
     """Train the planned runs that are missing, and resume those that were interrupted.
 
     Without ``train`` a missing run is an error; a run with another configuration always is. With ``jobs`` > 1 that many
@@ -94,13 +89,13 @@ def complete(
         listed = ", ".join(map(str, list(unfinished)[:4])) + (" …" if len(unfinished) > 4 else "")
         raise ValueError(f"{len(unfinished)} of {len(planned)} runs are missing or unfinished ({listed}): add --train")
     if jobs > 1 and len(unfinished) > 1:
-        _side_by_side(unfinished, make, jobs, progress)
+        _side_by_side(unfinished, make, jobs)
         return
     for path, config in unfinished.items():
-        fit(make(config), path, resume=True, progress=progress)
+        fit(make(config), path, resume=True)
 
 
-def _side_by_side(planned: dict[Path, C], make: Callable[[C], Task], jobs: int, progress: bool) -> None:
+def _side_by_side(planned: dict[Path, C], make: Callable[[C], Task], jobs: int) -> None:
     with extra():
         from rich.console import Console
         from rich.progress import Progress
@@ -110,7 +105,7 @@ def _side_by_side(planned: dict[Path, C], make: Callable[[C], Task], jobs: int, 
         min(jobs, len(planned)), multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
     )
     console = Console(stderr=True)
-    with pool, Progress(console=console, disable=not (progress and console.is_interactive)) as shown:
+    with pool, Progress(console=console, disable=not console.is_interactive) as shown:
         overall = shown.add_task(f"{len(planned)} runs", total=sum(validations.values()))
         pending = {pool.submit(_fit_quietly, make, config, path): path for path, config in planned.items()}
         try:

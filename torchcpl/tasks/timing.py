@@ -59,8 +59,7 @@ def clock(calls: Sequence[Callable[[], Any]], repeats: int = 10, share: int = 1)
             call()
             wait()
         rounds.append((time.perf_counter() - start) * 1e3 / len(calls) / share)
-    timed = rounds[1:]
-    return statistics.fmean(timed), statistics.stdev(timed) if repeats > 1 else 0.0
+    return statistics.fmean(rounds[1:]), statistics.stdev(rounds[1:]) if repeats > 1 else 0.0
 
 
 def quick(task: BenchmarkTask, model: SelectionModel, knob: float | None) -> dict[str, float]:

@@ -13,14 +13,15 @@ from torch import Tensor
 from torchcpl.checks import describe
 from torchcpl.config import override
 from torchcpl.explore import Explorer, explore
+from torchcpl.files import stamp
 from torchcpl.report import Panel
 from torchcpl.tables import Column, Table
 from torchcpl.tasks import timing
 from torchcpl.tasks.baskets import figures
-from torchcpl.tasks.baskets.data import Baskets, load_baskets, padded, read_parts
+from torchcpl.tasks.baskets.data import PARTS, Baskets, load_baskets, padded, read_parts
 from torchcpl.tasks.baskets.methods import SetModel
 from torchcpl.tasks.baskets.task import COLUMNS, METHODS, BasketsConfig, BasketsTask, build_model
-from torchcpl.tasks.benchmark import Benchmark
+from torchcpl.tasks.benchmark import Benchmark, Restored
 from torchcpl.tasks.runs import Run, here, read_run
 
 # Mean test log-likelihood on the Amazon baby registries, from Probabilistic Generating Circuits (ICML 2021).
@@ -42,9 +43,12 @@ PUBLISHED = {
 }
 
 
+DATA = ("source", "features", "max_items", "split", "split_seed", "valid_baskets", "test_baskets")
+
+
 @cache
-def _baskets(source: str, features: str, most: int, split: str, split_seed: int, held_out: tuple[int, int]) -> Baskets:
-    return load_baskets(source, features=features, most=most, split=split, split_seed=split_seed, held_out=held_out)
+def _baskets(config: BasketsConfig, files: object) -> Baskets:
+    return load_baskets(config)
 
 
 class BasketsBenchmark(Benchmark[BasketsConfig]):
@@ -76,9 +80,9 @@ class BasketsBenchmark(Benchmark[BasketsConfig]):
     rank = 1
 
     def make_task(self, config: BasketsConfig) -> BasketsTask:
-        held_out = (config.valid_baskets, config.test_baskets)
-        path = (config.source, config.features, config.max_items, config.split, config.split_seed, held_out)
-        return BasketsTask(config, _baskets(*path))
+        files = [config.source, *(f"{config.source}.{part}.txt" for part in (*PARTS, "items"))]
+        same = BasketsConfig(**{name: getattr(config, name) for name in DATA})
+        return BasketsTask(config, _baskets(same, stamp(*files, *filter(None, [config.features]))))
 
     def build(self, config: BasketsConfig, weights: Mapping[str, Tensor]) -> SetModel:
         count = next(len(weights[name]) for name in ("items", "base", "V") if name in weights)
@@ -115,9 +119,9 @@ class BasketsBenchmark(Benchmark[BasketsConfig]):
         found = {name: scores[name] for name in self.metrics}
         return {self.held_out: found | {"epoch": run.state["best"]["epoch"], "knob": None}}
 
-    def _ms(self, run: Run[BasketsConfig]) -> dict[str, Any]:
+    def time(self, restored: Restored) -> dict[str, Any]:
         """Completions, one basket at a time. Sets are sorted by size on the host, so there is no graph to capture."""
-        task, model, _ = self.restore(run)
+        task, model, _ = restored
         mean, deviation = timing.clock([partial(model.select, one) for one in task.examples(1, timing.TIMED)], 3)
         return {"ms": mean, "ms_std": deviation}
 

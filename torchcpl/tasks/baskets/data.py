@@ -7,12 +7,18 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from torchcpl.files import read_text
+from torchcpl.vectors import read_vectors
+
+if TYPE_CHECKING:
+    from torchcpl.tasks.baskets.task import BasketsConfig
 
 PARTS = ("train", "valid", "test")
 MEALS = "meals"  # the source that needs no file
@@ -34,21 +40,14 @@ class Baskets:
         return len(self.names)
 
 
-def load_baskets(
-    source: str,
-    *,
-    features: str = "",
-    most: int = 64,
-    split: str = "given",
-    split_seed: int = 0,
-    held_out: Sequence[int] = (0, 0),
-) -> Baskets:
-    """Read ``source``: a folder and a name, ``shop/toys`` for ``shop/toys.train.txt`` and so on, one file, or "meals".
+def load_baskets(config: BasketsConfig) -> Baskets:
+    """Read a source: a folder and a name, ``shop/toys`` for ``shop/toys.train.txt`` and so on, one file, or "meals".
 
     The names of the items are in ``NAME.items.txt``, one a line, or else are those (for numbers, up to the largest) of
     the training part. One file alone, and with ``split="random"`` all parts together, are divided by ``split_seed``
-    into validation, test and training baskets: as many as ``held_out`` says, or 10 %, 20 % and the rest.
+    into validation, test and training baskets: as many as the configuration says, or 10 %, 20 % and the rest.
     """
+    source = config.source
     if source == MEALS:
         return meals()
     path = Path(source)
@@ -61,13 +60,14 @@ def load_baskets(
     stem = str(path.with_suffix("")).removesuffix(".train") if alone else source
     names = _read_names(Path(f"{stem}.items.txt"))
     names = vocabulary(lines["train"]) if names is None else names
-    parts = {part: read_sets(rows, names, most, files[part]) for part, rows in lines.items()}
+    parts = {part: read_sets(rows, names, config.max_items, files[part]) for part, rows in lines.items()}
     if not alone:
         _tell_unseen(parts, names, files)
-    if alone or split == "random":
-        parts = divide([basket for part in parts.values() for basket in part], held_out, split_seed, source)
+    if alone or config.split == "random":
+        parts = divide([basket for part in parts.values() for basket in part], config)
     tensors = {part: padded(baskets) for part, baskets in parts.items()}
-    return Baskets(path.name.removesuffix(".txt"), names, features=_read_features(features, len(names)), **tensors)
+    features = _read_features(config.features, len(names)) if config.features else None
+    return Baskets(path.name.removesuffix(".txt"), names, features=features, **tensors)
 
 
 def meals(counts: Sequence[int] = (2000, 300, 600)) -> Baskets:
@@ -136,17 +136,18 @@ def read_sets(lines: Lines, names: list[str], most: int, path: Path | str) -> li
 
 def padded(baskets: Sequence[Sequence[int]]) -> Tensor:
     """Lists of items as (M, T) long, −1 padded."""
-    width = max(map(len, baskets), default=0)
-    rows = [[*basket, *[-1] * (width - len(basket))] for basket in baskets]
-    return torch.tensor(rows, dtype=torch.long).view(len(baskets), width)
+    return pad_sequence([torch.tensor(basket, dtype=torch.long) for basket in baskets], True, -1)
 
 
-def divide(baskets: list[list[int]], held_out: Sequence[int], seed: int, source: str) -> dict[str, list[list[int]]]:
+def divide(baskets: list[list[int]], config: BasketsConfig) -> dict[str, list[list[int]]]:
     """Validation, test and training baskets by a random permutation."""
-    valid, test = (given or max(1, len(baskets) // share) for given, share in zip(held_out, (10, 5), strict=True))
-    if valid < 1 or test < 1 or valid + test >= len(baskets):
-        raise ValueError(f"{source}: expected more baskets than {valid} + {test} to hold out, got {len(baskets)}")
-    order = np.random.default_rng(seed).permutation(len(baskets))
+    valid = config.valid_baskets or max(1, len(baskets) // 10)
+    test = config.test_baskets or max(1, len(baskets) // 5)
+    if valid + test >= len(baskets):
+        raise ValueError(
+            f"{config.source}: expected more baskets than {valid} + {test} to hold out, got {len(baskets)}"
+        )
+    order = np.random.default_rng(config.split_seed).permutation(len(baskets))
     shuffled = [baskets[i] for i in order]
     return {"valid": shuffled[:valid], "test": shuffled[valid : valid + test], "train": shuffled[valid + test :]}
 
@@ -186,13 +187,8 @@ def _read_names(path: Path) -> list[str] | None:
     return names
 
 
-def _read_features(path: str, count: int) -> Tensor | None:
-    if not path:
-        return None
-    try:
-        features = torch.from_numpy(np.load(path, allow_pickle=False)).float()
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
-    if features.dim() != 2 or len(features) != count or not features.isfinite().all():
-        raise ValueError(f"{path}: expected finite numbers ({count}, d), a row an item, got {tuple(features.shape)}")
-    return features
+def _read_features(path: str, count: int) -> Tensor:
+    features = read_vectors(path).values
+    if len(features) != count or not np.isfinite(features).all():
+        raise ValueError(f"{path}: expected finite numbers ({count}, d), a row an item, got {features.shape}")
+    return torch.from_numpy(features.astype(np.float32))

@@ -36,25 +36,18 @@ def item_panels(model: CPLSets, task: BasketsTask) -> list[Panel]:
     names = [short(name) for name in task.baskets.names]
     most = task.frequency.argsort(descending=True)[:ITEMS].cpu()
     W = pair_effects(model)[most][:, most]
-    pairs = draw.pair_matrix(W.numpy(), [names[i] for i in most.tolist()])
-    return [
-        Panel(
-            "pairs",
-            "Complements and substitutes",
-            "Having picked the item of a column, how much likelier (red) or less likely (blue) is that of a row, "
-            "beyond what either does on average; the most frequent items, those that go together side by side.",
-            pairs,
-            wide=True,
-        ),
-        Panel(
-            "growing",
-            "A basket grows",
-            "The likeliest next choices, given what is in the basket so far in no particular order; the likeliest item "
-            "is then added.",
-            draw.growing_basket(*growth(model, task, names)),
-            wide=True,
-        ),
-    ]
+    caption = (
+        "Having picked the item of a column, how much likelier (red) or less likely (blue) is that of a row, beyond "
+        "what either does on average; the most frequent items, those that go together side by side."
+    )
+    figure = draw.pair_matrix(W.numpy(), [names[i] for i in most.tolist()])
+    pairs = Panel("pairs", "Complements and substitutes", caption, figure, wide=True)
+    caption = (
+        "The likeliest next choices, given what is in the basket so far in no particular order; the likeliest item is "
+        "then added."
+    )
+    figure = draw.growing_basket(*growth(model, task, names))
+    return [pairs, Panel("growing", "A basket grows", caption, figure, wide=True)]
 
 
 @torch.no_grad()
@@ -81,9 +74,5 @@ def size_panel(models: Mapping[str, SetModel], task: BasketsTask) -> Panel:
         values, _ = log_likelihoods(model, task.reported)
         curves[name] = [float(values[size == k].mean()) for k in sizes]
     caption = "Mean log P of the test baskets of each size with at least ten of them, less that of the first method."
-    return Panel(
-        "sizes",
-        "Likelihood by size",
-        caption,
-        draw.by_size(sizes, curves, {METHODS[method]: COLOURS[method] for method in METHODS}),
-    )
+    figure = draw.by_size(sizes, curves, {METHODS[method]: COLOURS[method] for method in METHODS})
+    return Panel("sizes", "Likelihood by size", caption, figure)

@@ -92,7 +92,7 @@ class BasketsTask:
     def steps_per_epoch(self) -> int:
         return -(-len(self.train) // self.config.batch_size)
 
-    def build(self, pretrained: bool = True) -> SetModel:
+    def build(self) -> SetModel:
         return build_model(self.config, self.frequency.cpu(), self.baskets.features)
 
     def untrained(self) -> dict[str, SetModel]:

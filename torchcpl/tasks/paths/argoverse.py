@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from torchcpl.tasks.paths.lanes import Array, Lane, LaneGraph, Line, along, arc_length, every, get, points
+from torchcpl.checks import check_choice
+from torchcpl.files import about
+from torchcpl.tasks.paths.lanes import SPACING, Array, Lane, LaneGraph, Line, along, arc_length, every, points
 
 LANE_TYPES = ("VEHICLE", "BUS", "BIKE")
 # Yellow separates opposite directions, white separates lanes; unpainted boundaries are not drawn.
@@ -18,49 +19,51 @@ for _paint in ("SOLID", "DOUBLE_SOLID", "DASH_SOLID", "SOLID_DASH"):
     MARKS |= {f"{_paint}_WHITE": "lane_divider_solid", f"{_paint}_YELLOW": "road_divider"}
 MARKS |= dict.fromkeys(("DASHED_YELLOW", "DOUBLE_DASH_YELLOW"), "road_divider")
 
+_SIDE = {"left_lane_boundary": [dict], "left_lane_mark_type": str}
+_LANE = {"lane_type": str, "is_intersection": bool, "successors": [int]}
+_LANE |= _SIDE | {name.replace("left", "right"): kind for name, kind in _SIDE.items()}
+SCHEMA = {"lane_segments": {str: _LANE}, "drivable_areas": {str: {"area_boundary": [dict]}}}
 
-def read_argoverse(data: Mapping[str, Any], name: str, spacing: float = 1.0) -> LaneGraph:
+
+def read_argoverse(data: Mapping[str, Any], name: str) -> LaneGraph:
     """The lane graph of an Argoverse 2 map; the centreline is the midline of a lane's two boundaries.
 
     Lanes inside an intersection become connectors. Bike lanes are left out, and so are successors the file
     does not hold: each file is the surroundings of one drive, cut out of a city.
     """
+    driven = {key: record for key, record in data["lane_segments"].items() if record["lane_type"] != "BIKE"}
     lanes: dict[str, Lane] = {}
     lines: list[Line] = []
-    for key, record in get(data, "lane_segments", "", dict).items():
-        where = f"lane {key!r}"
-        if get(record, "lane_type", where, LANE_TYPES) == "BIKE":
-            continue
-        left, right = (_xy(record, f"{side}_lane_boundary", where) for side in ("left", "right"))
-        for side, boundary in (("left", left), ("right", right)):
-            kind = MARKS[get(record, f"{side}_lane_mark_type", where, tuple(MARKS))]
-            if kind is not None:
-                lines.append(Line(kind, boundary))
-        lanes[key] = Lane(
-            kind="connector" if get(record, "is_intersection", where, bool) else "lane",
-            centerline=midline(left, right, spacing),
-            polygon=np.concatenate([left, right[::-1]]),
-            successors=tuple(str(s) for s in get(record, "successors", where, [int])),
-        )
-    known = {
-        key: replace(lane, successors=tuple(s for s in lane.successors if s in lanes)) for key, lane in lanes.items()
-    }
-    areas = [
-        (_xy(record, "area_boundary", f"drivable area {key!r}", 3),)
-        for key, record in get(data, "drivable_areas", "", dict).items()
-    ]
-    return LaneGraph(name, known, tuple(lines), tuple(areas))
+    for key, record in driven.items():
+        with about(f"lane {key!r}"):
+            check_choice("lane_type", record["lane_type"], LANE_TYPES)
+            left, right = (_xy(record, f"{side}_lane_boundary") for side in ("left", "right"))
+            for side, boundary in (("left", left), ("right", right)):
+                mark = record[f"{side}_lane_mark_type"]
+                check_choice(f"{side}_lane_mark_type", mark, tuple(MARKS))
+                if kind := MARKS[mark]:
+                    lines.append(Line(kind, boundary))
+            lanes[key] = Lane(
+                kind="connector" if record["is_intersection"] else "lane",
+                centerline=midline(left, right),
+                polygon=np.concatenate([left, right[::-1]]),
+                successors=tuple(str(s) for s in record["successors"] if str(s) in driven),
+            )
+    areas = []
+    for key, record in data["drivable_areas"].items():
+        with about(f"drivable area {key!r}"):
+            areas.append((_xy(record, "area_boundary", 3),))
+    return LaneGraph(name, lanes, tuple(lines), tuple(areas))
 
 
-def midline(left: Array, right: Array, spacing: float) -> Array:
-    """Midpoints of two boundaries at equal shares of their lengths, at most ``spacing`` apart, (P, 2)."""
+def midline(left: Array, right: Array) -> Array:
+    """Midpoints of two boundaries at equal shares of their lengths, at most SPACING apart, (P, 2)."""
     ends = arc_length(left)[-1], arc_length(right)[-1]
-    share = every(max(ends), spacing) / max(*ends, np.finfo(np.float64).tiny)
+    share = every(max(ends), SPACING) / max(*ends, np.finfo(np.float64).tiny)
     middle: Array = (along(left, share * ends[0]) + along(right, share * ends[1])) / 2
     return middle
 
 
-def _xy(record: object, key: str, where: str, minimum: int = 2) -> Array:
+def _xy(record: Mapping[str, Any], key: str, minimum: int = 2) -> Array:
     """A list of ``{"x", "y", "z"}`` as (P, 2)."""
-    dots, where = get(record, key, where, list), f"{where}: field {key!r}"
-    return points([[get(dot, axis, where) for axis in "xy"] for dot in dots], where, minimum)
+    return points([[dot.get("x"), dot.get("y")] for dot in record[key]], key, minimum)

@@ -22,7 +22,7 @@ from torchcpl.tasks.benchmark import Benchmark, against_pointer
 from torchcpl.tasks.paths import figures
 from torchcpl.tasks.paths.maps import load_maps
 from torchcpl.tasks.paths.sampling import PALETTE, SIZE
-from torchcpl.tasks.paths.scenes import MAP, Scenes, generate, load_scenes, save_scenes
+from torchcpl.tasks.paths.scenes import MAP, Scenes, generate, load_scenes, save_scenes, split_scenes
 from torchcpl.tasks.paths.task import (
     COLUMNS,
     METHODS,
@@ -32,7 +32,6 @@ from torchcpl.tasks.paths.task import (
     PathsTask,
     Prediction,
     load_source,
-    split_scenes,
 )
 from torchcpl.tasks.runs import Run, common
 
@@ -124,9 +123,8 @@ class PathsBenchmark(Benchmark[PathsConfig]):
             "Of the 64 paths that are merged, half come from the mirror image. Temperature of the probabilities: the "
             "one with the least Brier score on held-out scenes.",
         )
-        info = self._info(runs) | {"config": common([run.config for run in runs])}
         title = f"Several answers, {self.source(config)}"
-        return Table(title, self.answer_columns, rows, (), notes, info)
+        return Table(title, self.answer_columns, rows, (), notes, self._info(runs))
 
     def _sections(self, paths: Sequence[str | Path], make: Callable[[Sequence[str | Path]], Table]) -> Table:
         """One table of the runs or, where they leave out different maps, one with a section a map."""
@@ -183,7 +181,7 @@ class PathsBenchmark(Benchmark[PathsConfig]):
         return PUBLISHED if config.split == "index" and NUSCENES.issuperset(scenes_of(config).maps) else []
 
     def notes(self, config: PathsConfig) -> list[str]:
-        parts = split_scenes(config, scenes_of(config))
+        parts = split_scenes(scenes_of(config), config.split, config.val, config.held_out)
         strata = _strata(scenes_of(config).counts[parts.val])
         start = f"{config.backbone}{', pretrained' if config.weights else ''}"
         more = f" and of the further ones in {Path(config.extra).name} that overlap none held out or reported on"
@@ -262,7 +260,7 @@ def make_scenes(
     scenes = load_source(config, varied=varied)
     say(f"{len(scenes)} scenes of {', '.join(scenes.maps)}; valid paths: {_strata(scenes.counts)}")
     for each in wanted:
-        say(f"Split by {each.split}: {split_scenes(each, scenes)}")
+        say(f"Split by {each.split}: {split_scenes(scenes, each.split, each.val, each.held_out)}")
     if out:
         save_scenes(scenes, out)
         say(f"Written to {out}, {out.stat().st_size / 1e6:.1f} MB")

@@ -86,8 +86,7 @@ def decoding(model: PathsModel, image: Image) -> plots.Decoding:
     batch = torch.from_numpy(image).unsqueeze(0).to(model.corners.device)
     with torch.inference_mode():
         encoded = model.encode(batch)
-        mask = torch.ones(encoded.shape[:2], dtype=torch.bool, device=encoded.device)
-        steps = steps_of(model.method, encoded, mask, model.max_len)
+        steps = steps_of(model.method, encoded, model.every_cell(encoded), model.max_len)
         points = array(model.points(encoded)[0, steps.picks])
     grids = [values[:, : GRID * GRID].reshape(-1, GRID, GRID) for values in (steps.probabilities, steps.added)]
     road = (image.reshape(GRID, CELL, GRID, CELL) != BACKGROUND).any((1, 3))
@@ -105,9 +104,8 @@ def scene_explorer(model: PathsModel, shown: Scenes, knob: float | None = None) 
 def scene_page(model: PathsModel, image: torch.Tensor, knob: float | None, title: str) -> Explorer:
     """A palette image (1, 256, 256), and on it the path that the model selects."""
     encoded = model.encode(image)
-    mask = torch.ones(encoded.shape[:2], dtype=torch.bool, device=encoded.device)
     return explorer(
-        model.method, encoded, mask, model.max_len, knob, items=model.points(encoded)[0],
+        model.method, encoded, model.every_cell(encoded), model.max_len, knob, items=model.points(encoded)[0],
         background=faint(array(image[0]), 0.6), connect=True, title=title,
     )  # fmt: skip
 
@@ -139,8 +137,8 @@ def worst_scenes(model: PathsModel, scenes: Scenes, count: int = 5, among: int =
     """Of the first ``among`` scenes with one valid path those that the model's path is farthest from, worst first."""
     single = np.flatnonzero(scenes.counts == 1)[:among]
     found: list[float] = []
-    for part in np.array_split(single, -(-len(single) // 64)) if len(single) else []:
-        found += predicted(model, scenes.select(part))[1]
+    for start in range(0, len(single), 64):
+        found += predicted(model, scenes.select(single[start : start + 64]))[1]
     return [int(i) for i in single[np.argsort(found)[::-1][:count]]]
 
 
@@ -159,9 +157,7 @@ def failures_panel(model: PathsModel, method: str, scenes: Scenes) -> Panel | No
 
 def strata_panel(rows: Sequence[Row]) -> Panel:
     """min-ADE by number of valid paths, of all methods of a table."""
-    heights = {row["method"]: [row[name] for name in STRATA] for row in rows}
-    spread = {row["method"]: [row.get(f"{name}_std") for name in STRATA] for row in rows}
-    figure = plots.grouped_bars(heights, tuple(STRATA.values()), "min-ADE, px", "valid paths", COLOURS, spread)
+    figure = plots.grouped_bars(rows, STRATA, "min-ADE, px", "valid paths", COLOURS)
     caption = "Distance to the nearest valid path, by how many there are: the more, the harder it is not to mix them."
     return Panel("min-ade-by-paths", "By number of valid paths", caption, figure)
 
@@ -171,16 +167,13 @@ def decoding_panels(model: PathsModel, shown: Scenes) -> list[Panel]:
     i = int(np.abs(shown.counts - 3).argmin())
     seen = decoding(model, shown.images[i])
     steps = key_steps(len(seen.points), fork(seen.points, valid_paths(shown.paths[i], shown.lengths[i])))
-    still = Panel(
-        "decoding",
-        "Decoding, step by step",
+    caption = (
         f"A scene with {shown.counts[i]} valid paths. Above: how likely each cell is to be picked next (circle: the "
         "one that is). Below: what the picks so far have added to the logits that the encoder gave: blue cells are "
-        "suppressed, red ones raised.",
-        plots.decoding_steps(seen, steps),
-        wide=True,
-        dense=True,
+        "suppressed, red ones raised."
     )
+    figure = plots.decoding_steps(seen, steps)
+    still = Panel("decoding", "Decoding, step by step", caption, figure, wide=True, dense=True)
     caption = "The same scene, a frame a pick: one addition to the logits, no network."
     return [still, Panel("decode", "Decoding", caption, plots.animation(seen), wide=True)]
 

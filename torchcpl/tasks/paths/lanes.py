@@ -1,4 +1,4 @@
-"""Lane graphs, the checks that their readers share, and polylines.
+"""Lane graphs and polylines.
 
 Coordinates are metres, x east, y north.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from torchcpl.checks import short
-from torchcpl.files import check_json
+from torchcpl.checks import check_choice, short
+from torchcpl.files import about
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -21,6 +21,7 @@ LANE_KINDS = ("lane", "connector")
 LINE_KINDS = ("road_divider", "lane_divider", "lane_divider_solid")
 FARTHEST = 1e7  # metres from the origin: coordinates of whole countries (UTM) stay below
 LONGEST = 1e5  # metres of one lane
+SPACING = 1.0  # metres between the points of a centreline that is computed, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,16 +53,15 @@ class LaneGraph:
 
     def __post_init__(self) -> None:
         for key, lane in self.lanes.items():
-            if lane.kind not in LANE_KINDS:
-                raise ValueError(f"lane {key!r}: field 'kind': expected one of {LANE_KINDS}, got {short(lane.kind)}")
-            line = points(lane.centerline, f"lane {key!r}: field 'centerline'")
-            if len(without_repeats(line)) < 2:
-                raise ValueError(f"lane {key!r}: field 'centerline': all {len(line)} points are the same")
-            if arc_length(line)[-1] > LONGEST:
-                raise ValueError(f"lane {key!r}: field 'centerline': expected at most {LONGEST:.0f} m")
-            for successor in lane.successors:
-                if successor not in self.lanes:
-                    raise ValueError(f"lane {key!r}: field 'successors': no lane {successor!r} in the map")
+            with about(f"lane {key!r}"):
+                check_choice("kind", lane.kind, LANE_KINDS)
+                if len(without_repeats(lane.centerline)) < 2:
+                    raise ValueError(f"centerline: all {len(lane.centerline)} points are the same")
+                if arc_length(lane.centerline)[-1] > LONGEST:
+                    raise ValueError(f"centerline: expected at most {LONGEST:.0f} m")
+                for successor in lane.successors:
+                    if successor not in self.lanes:
+                        raise ValueError(f"successors: no lane {successor!r} in the map")
 
     def reversed(self) -> LaneGraph:
         """The same place with every lane driven the other way: forks become merges, traffic changes sides."""
@@ -76,45 +76,21 @@ class LaneGraph:
         return LaneGraph(self.name, lanes, self.lines, self.areas)
 
 
-# What the readers check with. ``where`` names the lane; `torchcpl.tasks.paths.maps` puts the file before it.
-
-
-def get(record: object, key: str, where: str, kind: Any = None) -> Any:
-    """``record[key]``, of the ``kind`` that `check_json` takes, or one of a tuple of choices."""
-    at = f"{where}: field {key!r}" if where else f"field {key!r}"
-    if not isinstance(record, dict):
-        raise ValueError(f"{where}: expected an object with field {key!r}, got {short(record)}")
-    if key not in record:
-        raise ValueError(f"{at} is missing")
-    value = record[key]
-    if isinstance(kind, tuple):
-        if not isinstance(value, str) or value not in kind:
-            raise ValueError(f"{at}: expected one of {kind}, got {short(value)}")
-    elif kind is not None:
-        check_json(value, kind, at)
-    return value
-
-
-def get_points(record: object, key: str, where: str, minimum: int = 2) -> Array:
-    """``record[key]`` as `points`."""
-    return points(get(record, key, where), f"{where}: field {key!r}", minimum)
-
-
-def points(value: object, where: str, minimum: int = 2) -> Array:
-    """Finite ``[x, y]`` points, at least ``minimum`` of them, as (P, 2) float64."""
+def points(value: object, name: str, minimum: int = 2, width: int = 2) -> Array:
+    """Finite points, at least ``minimum`` of them, as (P, width) float64; ValueErrors begin with ``name``."""
     try:
         array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{where}: expected a list of [x, y] numbers, got {short(value)}") from error
-    if array.ndim != 2 or array.shape[1] != 2:
-        raise ValueError(f"{where}: expected a list of [x, y] numbers, got {short(value)}")
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        array = np.empty(0)  # refused below
+    if array.ndim != 2 or array.shape[1] != width:
+        raise ValueError(f"{name}: expected a list of points, {width} numbers each, got {short(value)}")
     if len(array) < minimum:
-        raise ValueError(f"{where}: expected at least {minimum} points, got {len(array)}")
-    near = (np.abs(array) <= FARTHEST).all(axis=1)
-    if not near.all():
-        bad = int(np.flatnonzero(~near)[0])
-        what = "not finite" if not np.isfinite(array[bad]).all() else f"beyond ±{FARTHEST:.0e} m"
-        raise ValueError(f"{where}: point {bad} is {what}: {array[bad].tolist()}")
+        raise ValueError(f"{name}: expected at least {minimum} points, got {len(array)}")
+    far = ~(np.abs(array) <= FARTHEST).all(axis=1)
+    if far.any():
+        bad = int(far.argmax())
+        what = f"beyond ±{FARTHEST:.0e} m" if np.isfinite(array[bad]).all() else "not finite"
+        raise ValueError(f"{name}: point {bad} is {what}: {array[bad].tolist()}")
     return array
 
 

@@ -17,27 +17,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchcpl.checks import short
-from torchcpl.files import read_json
-from torchcpl.tasks.paths.argoverse import read_argoverse
-from torchcpl.tasks.paths.lanes import LANE_KINDS, LINE_KINDS, Lane, LaneGraph, Line, get, get_points, points
-from torchcpl.tasks.paths.nuscenes import read_nuscenes
+from torchcpl.checks import check_choice
+from torchcpl.files import about, check_json, read_json
+from torchcpl.tasks.paths import argoverse, nuscenes
+from torchcpl.tasks.paths.lanes import LINE_KINDS, Lane, LaneGraph, Line, points
+
+SCHEMA = {
+    "lanes": {str: {"kind": str, "centerline": list, "polygon": (list, type(None)), "successors": [str]}},
+    "lines": [{"kind": str, "points": list}],
+    "areas?": [[list]],
+}
 
 
 def load_map(path: str | Path) -> LaneGraph:
     """Read a map; the format (lane-graph/1, nuScenes expansion, Argoverse 2) is recognised by its content."""
     path = Path(path)
     data = read_json(path)
-    try:
-        if isinstance(data, dict):
-            if "format" in data:
-                return read_lane_graph(data, path.stem)
-            if "arcline_path_3" in data:
-                return read_nuscenes(data, path.stem)
-            if "lane_segments" in data:
-                return read_argoverse(data, path.stem)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    for key, (schema, read) in FORMATS.items():
+        if isinstance(data, dict) and key in data:
+            check_json(data, schema, str(path))
+            with about(path):
+                return read(data, path.stem)
     raise ValueError(
         f"{path}: not a known map: expected a JSON object with 'format': 'lane-graph/1', 'arcline_path_3' "
         "(nuScenes map expansion) or 'lane_segments' (Argoverse 2)"
@@ -53,26 +53,30 @@ def load_maps(path: str | Path) -> list[LaneGraph]:
     return [load_map(file) for file in files]
 
 
-def read_lane_graph(data: Mapping[str, Any], name: str = "") -> LaneGraph:
-    """``lane-graph/1`` from parsed JSON; ``name`` is the map's where the file gives none."""
-    get(data, "format", "", ("lane-graph/1",))
-    get({"units": "metres", **data}, "units", "", ("metres",))
-    lanes = {}
-    for key, record in get(data, "lanes", "", dict).items():
-        where = f"lane {key!r}"
-        lanes[key] = Lane(
-            kind=get(record, "kind", where, LANE_KINDS),
-            centerline=get_points(record, "centerline", where),
-            polygon=None if get(record, "polygon", where) is None else get_points(record, "polygon", where, 3),
-            successors=tuple(get(record, "successors", where, [str])),
-        )
-    lines = [
-        Line(get(record, "kind", f"line {i}", LINE_KINDS), get_points(record, "points", f"line {i}"))
-        for i, record in enumerate(get(data, "lines", "", list))
-    ]
-    areas = []
-    for i, rings in enumerate(get({"areas": [], **data}, "areas", "", list)):
-        if not isinstance(rings, list) or not rings:
-            raise ValueError(f"area {i}: expected a list of rings, got {short(rings)}")
+def read_lane_graph(data: Mapping[str, Any], name: str) -> LaneGraph:
+    """``lane-graph/1``; ``name`` is the map's where the file gives none."""
+    check_choice("format", data["format"], ("lane-graph/1",))
+    check_choice("units", data.get("units", "metres"), ("metres",))
+    lanes, lines, areas = {}, [], []
+    for key, record in data["lanes"].items():
+        with about(f"lane {key!r}"):
+            centerline, polygon = points(record["centerline"], "centerline"), record["polygon"]
+            polygon = None if polygon is None else points(polygon, "polygon", 3)
+            lanes[key] = Lane(record["kind"], centerline, polygon, tuple(record["successors"]))
+    for i, record in enumerate(data["lines"]):
+        with about(f"line {i}"):
+            check_choice("kind", record["kind"], LINE_KINDS)
+            lines.append(Line(record["kind"], points(record["points"], "points")))
+    for i, rings in enumerate(data.get("areas", [])):
+        if not rings:
+            raise ValueError(f"area {i}: expected at least one ring, got none")
         areas.append(tuple(points(ring, f"area {i}: ring {j}", 3) for j, ring in enumerate(rings)))
     return LaneGraph(str(data.get("map", name)), lanes, tuple(lines), tuple(areas))
+
+
+# By the name of a member that only files of the format have.
+FORMATS = {
+    "format": (SCHEMA, read_lane_graph),
+    "arcline_path_3": (nuscenes.SCHEMA, nuscenes.read_nuscenes),
+    "lane_segments": (argoverse.SCHEMA, argoverse.read_argoverse),
+}

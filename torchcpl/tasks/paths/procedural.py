@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from torchcpl.checks import check_count
 from torchcpl.tasks.paths.lanes import Array, Lane, LaneGraph, Line, every
 
 WIDTH = 3.5  # m, of a lane
@@ -22,8 +23,7 @@ SHARES = (0.5, 0.3, 0.12, 0.04, 0.02, 0.02)  # of scenes with 1 … 6 valid path
 
 def procedural_map(junctions: int = 300, shares: Sequence[float] = SHARES, seed: int = 0) -> LaneGraph:
     """A network of ``junctions`` junctions whose scenes have 1, 2, … 6 valid paths in proportions ``shares``."""
-    if junctions < 1:
-        raise ValueError(f"junctions: expected at least 1, got {junctions}")
+    check_count("junctions", junctions, 1)
     weights = np.asarray(shares, dtype=np.float64)
     if weights.ndim != 1 or not 1 <= len(weights) <= 6 or not (weights >= 0).all() or not weights.sum() > 0:
         raise ValueError(f"shares: expected 1 to 6 non-negative numbers, not all 0, got {tuple(shares)}")

@@ -133,8 +133,7 @@ class Roads:
         # A lane with a polygon is stroked too, thinly: a polygon may miss the ends of its own centreline.
         self.wide = _Shapes([_simplified(line) for lane, line in pairs if lane.polygon is None])
         self.thin = _Shapes([_simplified(line) for lane, line in pairs if lane.polygon is not None])
-        roads = [line.points for line in graph.lines if line.kind == "road_divider"]
-        self.road_dividers = _Shapes(roads)
+        self.road_dividers = _Shapes([line.points for line in graph.lines if line.kind == "road_divider"])
         self.lane_dividers = _Shapes([line.points for line in graph.lines if line.kind != "road_divider"])
         chevrons = [_chevrons(line) for lane, line in pairs if lane.kind == "lane"]
         self.chevrons = _Shapes([c for lane in chevrons for c in lane])

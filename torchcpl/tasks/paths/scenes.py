@@ -14,12 +14,14 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from torchcpl.checks import check_count
 from torchcpl.files import read_npz, track, write_atomic
 from torchcpl.tasks.paths.lanes import FARTHEST, Array, LaneGraph
 from torchcpl.tasks.paths.sampling import (
@@ -42,7 +44,14 @@ from torchcpl.tasks.paths.sampling import (
 
 FORMAT = "path-scenes/1"
 MANY = 2000  # scenes: with fewer, it takes longer to start processes than they save
-PARTS = ("images", "paths", "lengths", "poses", "reach")  # fields with a row a scene; ``map_index`` refers to ``maps``
+FIELDS: dict[str, tuple[tuple[int, ...], Any, Any]] = {  # the shape of each, a scene, its dtype, and that in files
+    "images": ((SIZE, SIZE), np.uint8, np.uint8),
+    "paths": ((MAX_PATHS, MAX_POINTS, 2), np.float32, np.float32),
+    "lengths": ((MAX_PATHS,), np.int64, np.uint8),
+    "map_index": ((), np.int64, np.int32),
+    "poses": ((3,), np.float64, np.float64),
+    "reach": ((), np.float64, np.float64),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,15 +78,15 @@ class Scenes:
     def select(self, indices: npt.ArrayLike) -> Scenes:
         """The scenes at ``indices``, in that order."""
         i = np.asarray(indices, dtype=np.int64)
-        return replace(self, **{name: getattr(self, name)[i] for name in (*PARTS, "map_index")})
+        return replace(self, **{name: getattr(self, name)[i] for name in FIELDS})
 
 
 def joined(parts: Sequence[Scenes]) -> Scenes:
     """The scenes of all parts, one part after the other."""
     first = np.cumsum([0] + [len(part.maps) for part in parts])
-    rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in PARTS}
-    map_index = np.concatenate([part.map_index + at for part, at in zip(parts, first, strict=False)])
-    return Scenes(map_index=map_index, maps=tuple(name for part in parts for name in part.maps), **rows)
+    rows: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in FIELDS}
+    rows["map_index"] = np.concatenate([part.map_index + at for part, at in zip(parts, first, strict=False)])
+    return Scenes(**rows, maps=tuple(name for part in parts for name in part.maps))
 
 
 def generate(
@@ -95,21 +104,13 @@ def generate(
     """
     if not maps:
         raise ValueError("maps: expected at least one LaneGraph, got none")
-    if count < 1:
-        raise ValueError(f"count: expected at least 1 scene, got {count}")
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers: expected at least 1, got {workers}")
+    check_count("count", count, 1)
+    workers = (os.cpu_count() or 1 if count >= MANY else 1) if workers is None else workers
+    check_count("workers", workers, 1)
     roads = [Roads(graph) for graph in maps]
-    scenes = Scenes(
-        images=np.zeros((count, SIZE, SIZE), np.uint8),
-        paths=np.full((count, MAX_PATHS, MAX_POINTS, 2), -1, np.float32),
-        lengths=np.zeros((count, MAX_PATHS), np.int64),
-        map_index=np.zeros(count, np.int64),
-        poses=np.zeros((count, 3)),
-        reach=np.ones(count),
-        maps=tuple(graph.name for graph in maps),
-    )
-    workers = workers or (os.cpu_count() or 1 if count >= MANY else 1)
+    empty: dict[str, Any] = {name: np.zeros((count, *shape), dtype) for name, (shape, dtype, _) in FIELDS.items()}
+    scenes = Scenes(**empty, maps=tuple(graph.name for graph in maps))
+    scenes.paths[:] = -1
     with _made(roads, count, seed, workers, varied) as made:
         for i, scene in zip(track(range(count), "scenes", progress), made, strict=True):
             scenes.images[i], scenes.map_index[i] = scene.image, scene.map_index
@@ -148,19 +149,11 @@ def _work(index: int) -> Scene:
 
 def save_scenes(scenes: Scenes, path: str | Path) -> None:
     """Write ``.npz``: two pixels a byte, compressed."""
-    packed = scenes.images[:, :, ::2] << 4 | scenes.images[:, :, 1::2]
+    fields = ((name, getattr(scenes, name), kept) for name, (_, _, kept) in FIELDS.items())
+    stored: dict[str, Any] = {name: values.astype(kept, copy=False) for name, values, kept in fields}
+    stored["images"] = scenes.images[:, :, ::2] << 4 | scenes.images[:, :, 1::2]
     buffer = io.BytesIO()
-    np.savez_compressed(
-        buffer,
-        format=np.array(FORMAT),
-        images=packed,
-        paths=scenes.paths,
-        lengths=scenes.lengths.astype(np.uint8),
-        map_index=scenes.map_index.astype(np.int32),
-        poses=scenes.poses,
-        reach=scenes.reach,
-        maps=np.array(scenes.maps),
-    )
+    np.savez_compressed(buffer, format=np.array(FORMAT), maps=np.array(scenes.maps), **stored)
     write_atomic(path, buffer.getvalue())
 
 
@@ -172,15 +165,10 @@ def load_scenes(path: str | Path) -> Scenes:
         raise ValueError(f"{path}: not a file of scenes: expected 'format' to be {FORMAT!r}")
     S = field["images"].shape[0] if "images" in field and field["images"].ndim else 0
     M = field["maps"].size if "maps" in field else 0
-    wanted: dict[str, tuple[tuple[int, ...], str]] = {
-        "images": ((S, SIZE, SIZE // 2), "u"),
-        "paths": ((S, MAX_PATHS, MAX_POINTS, 2), "f"),
-        "lengths": ((S, MAX_PATHS), "iu"),
-        "map_index": ((S,), "iu"),
-        "poses": ((S, 3), "f"),
-        "reach": ((S,), "f"),
-        "maps": ((M,), "U"),
-    }
+    wanted: dict[str, tuple[tuple[int, ...], str]] = {"maps": ((M,), "U")}
+    for name, (shape, dtype, _) in FIELDS.items():
+        wanted[name] = (S, *shape), "f" if np.issubdtype(dtype, np.floating) else "iu"
+    wanted["images"] = (S, SIZE, SIZE // 2), "u"
     for name, (shape, kinds) in wanted.items():
         array = field.get(name)
         if array is None or array.shape != shape or array.dtype.kind not in kinds:
@@ -202,17 +190,10 @@ def load_scenes(path: str | Path) -> Scenes:
             f"{path}: expected 1 to {MAX_PATHS} paths a scene, the first ones, of at most {MAX_POINTS} points in the "
             "image"
         )
-    images = np.empty((S, SIZE, SIZE), np.uint8)
-    images[:, :, ::2], images[:, :, 1::2] = packed >> 4, packed & 15
-    return Scenes(
-        images=images,
-        paths=np.where(real[..., None], field["paths"], -1).astype(np.float32),
-        lengths=lengths,
-        map_index=maps,
-        poses=field["poses"].astype(np.float64),
-        reach=field["reach"].astype(np.float64),
-        maps=tuple(str(name) for name in field["maps"]),
-    )
+    found: dict[str, Any] = {name: field[name].astype(dtype, copy=False) for name, (_, dtype, _) in FIELDS.items()}
+    found["images"] = np.stack([packed >> 4, packed & 15], axis=-1).reshape(S, SIZE, SIZE)
+    found["paths"][~real] = -1
+    return Scenes(**found, maps=tuple(str(name) for name in field["maps"]))
 
 
 # Splits.
@@ -235,39 +216,38 @@ class Split:
         )
 
 
-def split_by_index(count: int, val: float = 0.2, held_out: float = 0.0) -> Split:
-    """The last ``val`` of the scenes to report on, ``held_out`` of them before; all lie on the same roads."""
-    _check_share(val, "val")
-    _check_share(val + held_out, "val + held_out")
-    cut = count - round(count * val)
-    aside = cut - round(count * held_out)
-    return Split(np.arange(aside), np.arange(cut, count), np.arange(aside, cut), np.empty(0, np.int64))
+def split_scenes(scenes: Scenes, split: str, val: float = 0.2, held_out: float = 0.0) -> Split:
+    """The parts of the scenes; ValueError where one that is asked for is empty.
 
-
-def split_by_geography(scenes: Scenes, val: float = 0.2, held_out: float = 0.0) -> Split:
-    """Disjoint areas: no image of one part overlaps an image of another.
-
-    Each map is cut by a straight line with the share ``val`` of its scenes beyond it; scenes before the line
-    whose image overlaps one beyond are dropped. Of 24 directions the line takes the one that drops few scenes
-    and leaves about the share ``val`` of the scenes with 1, 2, 3 and more paths beyond it, over all maps. The
-    share ``held_out`` is then cut off the rest in the same way.
+    - ``index``: the last ``val`` of the scenes to report on, ``held_out`` of them before; all lie on the same roads.
+    - ``geography``: disjoint areas, no image of one part overlaps an image of another. Each map is cut by a straight
+      line with the share ``val`` of its scenes beyond it; scenes before the line whose image overlaps one beyond are
+      dropped. Of 24 directions the line takes the one that drops few scenes and leaves about the share ``val`` of the
+      scenes with 1, 2, 3 and more paths beyond it, over all maps. ``held_out`` is then cut off the rest likewise.
+    - ``map:NAME``: the scenes of that map to report on; of the others, areas with the share ``held_out``.
     """
-    _check_share(val, "val")
-    _check_share(val + held_out, "val + held_out")
-    train, beyond, lost = _part(np.arange(len(scenes)), val, scenes)
-    rest = min(held_out * len(scenes) / max(len(train), 1), 1.0)  # fewer may be left than are to be held out
-    train, aside, lost_too = _part(train, rest, scenes)
-    return Split(train, beyond, aside, np.sort(np.concatenate([lost, lost_too])))
-
-
-def split_by_map(scenes: Scenes, name: str, held_out: float = 0.0) -> Split:
-    """The scenes of the map ``name`` to report on; of the others, areas with the share ``held_out`` of their scenes."""
-    if name not in scenes.maps:
-        raise ValueError(f"split = {MAP + name!r}: expected one of the maps {', '.join(scenes.maps)}")
-    _check_share(held_out, "held_out")
-    left_out = scenes.map_index == scenes.maps.index(name)
-    train, aside, lost = _part(np.flatnonzero(~left_out), held_out, scenes)
-    return Split(train, np.flatnonzero(left_out), aside, lost)
+    everything, lost = np.arange(len(scenes)), np.empty(0, np.int64)
+    asked = f"split = {split!r}, val = {val}, held_out = {held_out}"
+    if not (val >= 0 and held_out >= 0 and held_out + (0 if split.startswith(MAP) else val) < 1):
+        raise ValueError(f"{asked}: expected shares that leave some to train on")
+    if split == "index":
+        cut = len(scenes) - round(len(scenes) * val)
+        first = cut - round(len(scenes) * held_out)
+        parts = Split(everything[:first], everything[cut:], everything[first:cut], lost)
+    else:
+        if split == "geography":
+            seen, beyond, lost = _part(everything, val, scenes)
+            held_out = min(held_out * len(scenes) / max(len(seen), 1), 1.0)  # fewer may be left than are to be held out
+        elif split.removeprefix(MAP) in scenes.maps:
+            left_out = scenes.map_index == scenes.maps.index(split.removeprefix(MAP))
+            seen, beyond = everything[~left_out], everything[left_out]
+        else:
+            raise ValueError(f"split = {split!r}: expected one of the maps {', '.join(scenes.maps)}")
+        train, aside, lost_too = _part(seen, held_out, scenes)
+        parts = Split(train, beyond, aside, np.sort(np.concatenate([lost, lost_too])))
+    if not len(parts.train) or not len(parts.val) or (held_out and not len(parts.held_out)):
+        raise ValueError(f"{asked}: a part is empty ({parts})")
+    return parts
 
 
 def _part(numbers: Ints, share: float, scenes: Scenes) -> tuple[Ints, Ints, Ints]:
@@ -340,11 +320,6 @@ def apart(scenes: Scenes, others: Scenes) -> Ints:
         for mine in np.array_split(np.flatnonzero(names == name), -(-len(scenes) // 256)):  # a part of the pairs a time
             free[mine] = ~images_overlap(outlines[mine], theirs[other_names == name]).any(axis=1)
     return np.flatnonzero(free)
-
-
-def _check_share(share: float, name: str) -> None:
-    if not 0 <= share < 1:
-        raise ValueError(f"{name}: expected a share in [0, 1), got {share}")
 
 
 # On the device.

@@ -37,9 +37,7 @@ from torchcpl.tasks.paths.scenes import (
     generate,
     joined,
     load_scenes,
-    split_by_geography,
-    split_by_index,
-    split_by_map,
+    split_scenes,
 )
 from torchcpl.train import device_of
 
@@ -51,6 +49,7 @@ METHODS = {
     "cpl": "CPL",
 }  # names in the tables, in order
 NEAR = 4.0  # px: an answer so near a path stands for it
+DRAWN = 64  # paths, to merge into answers
 PAIRS = 2**26  # of points, whose distances are held in memory at a time
 TEMPERATURES = tuple(round(0.5 + 0.1 * i, 1) for i in range(26))  # of the answers' probabilities, to choose from
 COLUMNS = ("min_ade", "min_hd", "off_road", "min_ade_n1", "min_ade_n2", "min_ade_n3", "min_ade_n4plus")
@@ -161,7 +160,7 @@ class PathsModel(SelectionModel):
         cells = torch.arange(GRID * GRID)
         corners = torch.stack([cells % GRID, cells // GRID], -1).float() * CELL
         self.register_buffer("corners", corners, persistent=False)  # (N, 2) px
-        self.register_buffer("every", torch.ones(GRID * GRID, dtype=torch.bool), persistent=False)  # no cell is padding
+        self.register_buffer("every", torch.ones(GRID * GRID, dtype=torch.bool), persistent=False)
         self.method = build_method(config)
         self.matched = config.method == "hungarian"
         self.selection_weight = config.selection_weight
@@ -184,7 +183,7 @@ class PathsModel(SelectionModel):
     def forward(self, batch: PathBatch) -> dict[str, Tensor]:
         target, _ = cells_of(batch.path)
         features = self.encode(batch.images)
-        mask, points = self._all(features), self.points(features)
+        mask, points = self.every_cell(features), self.points(features)
         assigned = self.method.assign(features, mask, target, points.detach(), batch.path)
         selection = self.method.loss(features, mask, assigned)
         gap = _gather(points, assigned) - batch.path  # (B, T, 2)
@@ -196,28 +195,26 @@ class PathsModel(SelectionModel):
 
     def decode(self, features: Tensor, inputs: Tensor, knob: float | None = None) -> Prediction:
         """The method's path from the encoded cells of the images."""
-        potentials = self.method.potentials(features, self._all(features))
+        potentials = self.method.potentials(features, self.every_cell(features))
         selection, points = side_by_side(
             lambda: self.method.pick(potentials, self.max_len, knob),
             lambda: self.points(features),  # now, when a GPU has little else to do
         )
         return Prediction(selection, _gather(points, selection.indices))
 
-    def answers(
-        self, inputs: Tensor, count: int, radius: float = NEAR, num_beams: int = 64, temperature: float = 1.0
-    ) -> Answers:
-        """Up to ``count`` paths, more than ``radius`` px apart, each with the probability of what is near it.
+    def answers(self, inputs: Tensor, count: int, temperature: float = 1.0) -> Answers:
+        """Up to ``count`` paths, more than NEAR px apart, each with the probability of what is so near it.
 
-        Half of the ``num_beams`` paths are drawn from the images (B, 256, 256), half from their mirror images;
-        ``temperature`` is that of `tempered`.
+        Half of the DRAWN paths are from the images (B, 256, 256), half from their mirror images; ``temperature`` is
+        that of `tempered`.
         """
         half = len(inputs)
-        points, lengths, weight = self._drawn(torch.cat([inputs, inputs.flip(-2)]), num_beams // 2)  # of 2·B images
+        points, lengths, weight = self._drawn(torch.cat([inputs, inputs.flip(-2)]), DRAWN // 2)  # of 2·B images
         points[half:, ..., 1] = SIZE - points[half:, ..., 1]
         points, lengths, weight = (torch.cat([x[:half], x[half:]], 1) for x in (points, lengths, weight))  # (B, K, ...)
         few = max(PAIRS // points[0, ..., 0].numel() ** 2, 1)  # scenes at a time
         pairs = zip(points.split(few), lengths.split(few), strict=True)
-        near = torch.cat([path_distances(p, n, p, n) <= radius for p, n in pairs])
+        near = torch.cat([path_distances(p, n, p, n) <= NEAR for p, n in pairs])
         near |= torch.eye(near.shape[1], dtype=torch.bool, device=near.device)  # an empty path is near none
         chosen, probability = cover(near, weight / 2, min(count, weight.shape[1]))
         points = points.gather(1, chosen[..., None, None].expand(-1, -1, *points.shape[2:]))
@@ -227,7 +224,7 @@ class PathsModel(SelectionModel):
     def _drawn(self, inputs: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Paths with their weights, which add up to 1: points (B, K, T, 2), lengths and weights (B, K)."""
         features = self.encode(inputs)
-        mask, points = self._all(features), self.points(features)
+        mask, points = self.every_cell(features), self.points(features)
         potentials = self.method.potentials(features, mask)
         if isinstance(potentials, Potentials):
             generator = torch.Generator(features.device).manual_seed(0)
@@ -242,7 +239,8 @@ class PathsModel(SelectionModel):
         at = _gather(points, indices.flatten(1)).view(*indices.shape, 2)
         return at, lengths, (weight / weight.sum(-1, keepdim=True).clamp(min=1e-12)).to(at.dtype)
 
-    def _all(self, features: Tensor) -> Tensor:
+    def every_cell(self, features: Tensor) -> Tensor:
+        """The mask (B, N) of the candidates: no cell is padding."""
         return self.every.expand(len(features), -1)
 
 
@@ -271,16 +269,14 @@ def build_method(config: PathsConfig) -> Method:
             max_len=config.max_len, projection_layers=config.projection_layers,
         )  # fmt: skip
         return Stepwise(decoder, ordered=True, min_len=1)
-    settings: dict[str, Any] = {"pos_weight": 1.0}
+    parallel: dict[str, Any] = {"dim": config.dim, "hidden": config.score_hidden, "pos_weight": 1.0}
     if config.method == "hungarian":
-        return Hungarian(
-            config.dim, config.score_hidden, distance_weight=0.1, squared=False, exclude_self=False, **settings
-        )
+        return Hungarian(**parallel, distance_weight=0.1, squared=False, exclude_self=False)
     if config.method == "multi_hypothesis":
         # The weight of the selection loss is meant for the hypotheses' cross-entropy; the selector's stays 1.
-        settings["selector_weight"] = 1 / config.selection_weight if config.selection_weight else 0.0
-        return MultiHypothesis(config.dim, config.score_hidden, hypotheses=config.hypotheses, **settings)
-    return Threshold(config.dim, config.score_hidden, **settings)
+        selector_weight = 1 / config.selection_weight if config.selection_weight else 0.0
+        return MultiHypothesis(**parallel, hypotheses=config.hypotheses, selector_weight=selector_weight)
+    return Threshold(**parallel)
 
 
 def load_source(config: PathsConfig, *, varied: bool = False, progress: bool = True) -> Scenes:
@@ -332,7 +328,7 @@ class PathsTask:
         self.config = config
         self.device = device_of(config)
         self.scenes = scenes
-        self.parts = split_scenes(config, self.scenes)
+        self.parts = split_scenes(scenes, config.split, config.val, config.held_out)
         self.reported = SceneSet(self.scenes.select(self.parts.val), self.device)
         aside = len(self.parts.held_out) > 0
         self.chosen_on = SceneSet(self.scenes.select(self.parts.held_out), self.device) if aside else self.reported
@@ -356,9 +352,8 @@ class PathsTask:
     def capturable(self) -> bool:
         return self.config.method != "hungarian"  # its assignment is solved on the host
 
-    def build(self, pretrained: bool = True) -> PathsModel:
-        """The model, its backbone ``pretrained`` where the configuration names weights."""
-        return PathsModel(self.config if pretrained else override(self.config, weights=""))
+    def build(self) -> PathsModel:
+        return PathsModel(self.config)
 
     def batch(self, step: int) -> PathBatch:
         """The scenes of an epoch in random order, the last batch completed from its beginning."""
@@ -457,18 +452,3 @@ def unseen(more: Scenes, scenes: Scenes, parts: Split, split: str) -> Ints:
     if not len(kept):
         raise ValueError(f"extra: each of its {len(more)} scenes overlaps one that is held out or reported on")
     return kept
-
-
-def split_scenes(config: PathsConfig, scenes: Scenes) -> Split:
-    """The parts of the scenes of a configuration."""
-    if config.split.startswith(MAP):
-        parts = split_by_map(scenes, config.split.removeprefix(MAP), config.held_out)
-    elif config.split == "geography":
-        parts = split_by_geography(scenes, config.val, config.held_out)
-    else:
-        parts = split_by_index(len(scenes), config.val, config.held_out)
-    if not len(parts.train) or not len(parts.val) or (config.held_out and not len(parts.held_out)):
-        raise ValueError(
-            f"split = {config.split!r}, val = {config.val}, held_out = {config.held_out}: a part is empty ({parts})"
-        )
-    return parts

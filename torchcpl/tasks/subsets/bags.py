@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from torchcpl.config import option
+
 
 @dataclass(frozen=True)
 class BagProtocol:
@@ -20,11 +22,11 @@ class BagProtocol:
     ``max_items``, a random subset.
     """
 
-    min_classes: int = 3
-    max_classes: int = 10
-    min_per_class: int = 12
-    max_per_class: int = 40
-    max_items: int = 160
+    min_classes: int = option(3, "fewest classes in a bag", low=1)
+    max_classes: int = option(10, "most classes in a bag", low=1)
+    min_per_class: int = option(12, "fewest members of a class", low=1)
+    max_per_class: int = option(40, "most members of a class", low=1)
+    max_items: int = option(160, "a bag is cut to this size", low=1)
 
     def __post_init__(self) -> None:
         for low, high in (("min_classes", "max_classes"), ("min_per_class", "max_per_class")):
@@ -34,21 +36,13 @@ class BagProtocol:
 
 @dataclass(frozen=True, eq=False)
 class Bags:
-    """A batch of bags. Elements come in random order, padding last; N = max_items, K = max_classes.
+    """A batch of bags. Elements come in random order, padding last; N = max_items, K = max_classes."""
 
-    Attributes:
-        features: (B, N, d), zero in padding.
-        mask: (B, N) bool, True for an element.
-        labels: (B, N) long, the class of each element, −1 in padding.
-        target: (B, K) long, one random element of each class present, −1 after the last.
-        rows: (B, N) long, the element's row in the sampler's features, −1 in padding.
-    """
-
-    features: Tensor
-    mask: Tensor
-    labels: Tensor
-    target: Tensor
-    rows: Tensor
+    features: Tensor  # (B, N, d), zero in padding
+    mask: Tensor  # (B, N) bool, True for an element
+    labels: Tensor  # (B, N) long, the class of each element, −1 in padding
+    target: Tensor  # (B, K) long, one random element of each class present, −1 after the last
+    rows: Tensor  # (B, N) long, the element's row in the sampler's features, −1 in padding
 
     def __len__(self) -> int:
         return self.mask.shape[0]
@@ -70,18 +64,14 @@ def unlabelled(items: Sequence[Tensor], device: str | torch.device) -> Bags:
 
 
 class BagSampler:
-    """Draws bags from a labelled feature matrix, on its device, in a fixed number of tensor operations.
+    """Draws bags from ``features`` (M, d) with ``labels`` (M,), any long values of at least 0.
 
-    Sampling needs memory for B · max_classes · (size of the largest class) random numbers.
-
-    Args:
-        features: (M, d) float.
-        labels: (M,) long, at least 0; any values, not necessarily consecutive.
-        protocol: how to draw. With fewer classes than ``max_classes``, k is at most their number.
+    With fewer classes than ``max_classes``, k is at most their number. Sampling needs memory for
+    B · max_classes · (size of the largest class) random numbers.
     """
 
-    def __init__(self, features: Tensor, labels: Tensor, protocol: BagProtocol | None = None) -> None:
-        self.protocol = protocol = BagProtocol() if protocol is None else protocol
+    def __init__(self, features: Tensor, labels: Tensor, protocol: BagProtocol) -> None:
+        self.protocol = protocol
         counts = torch.unique(labels, return_counts=True)[1]
         if len(counts) < protocol.min_classes:
             raise ValueError(
@@ -93,24 +83,20 @@ class BagSampler:
         self._largest = int(counts.max())
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Bags:
-        """Fresh bags: a pure function of the state of the generator, which is on the features' device."""
-        tables = self._by_class, self._counts, self._starts
-        return self._gather(*self._draw(batch_size, generator, *tables))
-
-    def _gather(self, rows: Tensor, target: Tensor) -> Bags:
+        """Fresh bags: a pure function of the state of the generator, on whose device they are drawn."""
+        rows, target = (drawn.to(self.features.device) for drawn in self._draw(batch_size, generator))
         mask = rows >= 0
         at = rows.clamp(min=0)
         features = self.features[at].masked_fill_(~mask[..., None], 0)  # (B, N, d)
         return Bags(features, mask, self.labels[at].masked_fill_(~mask, -1), target, rows)
 
-    def _draw(
-        self, B: int, generator: torch.Generator, by_class: Tensor, counts: Tensor, starts: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Rows (B, N) and target (B, max_classes), both −1 padded, on the device of the tables.
+    def _draw(self, B: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Rows (B, N) and target (B, max_classes), both −1 padded, on the generator's device.
 
         Sampling without replacement by sorting random keys; a key of −1 excludes an item.
         """
-        p, device = self.protocol, by_class.device
+        p, device = self.protocol, generator.device
+        by_class, counts, starts = (table.to(device) for table in (self._by_class, self._counts, self._starts))
         K = min(p.max_classes, len(counts))
         L = min(p.max_per_class, self._largest)
 
@@ -149,8 +135,4 @@ class BagSampler:
 
 def fixed_bags(sampler: BagSampler, count: int, seed: int) -> Bags:
     """``count`` bags that depend only on ``seed``: sampled on the CPU, equal on every device."""
-    generator = torch.Generator().manual_seed(seed)
-    tables = (sampler._by_class.cpu(), sampler._counts.cpu(), sampler._starts.cpu())
-    rows, target = sampler._draw(count, generator, *tables)
-    device = sampler.features.device
-    return sampler._gather(rows.to(device), target.to(device))
+    return sampler.sample(count, torch.Generator().manual_seed(seed))

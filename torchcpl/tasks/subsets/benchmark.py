@@ -51,7 +51,7 @@ PUBLISHED = [
 
 @cache
 def _features(source: str, root: str, weights: str, device: str, files: object) -> Features:
-    return load_source(source, root=root or None, weights=weights or None, device=device)
+    return load_source(source, root=root, weights=weights, device=device)
 
 
 class SubsetsBenchmark(Benchmark[SubsetsConfig]):
@@ -84,7 +84,8 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
     }
 
     def make_task(self, config: SubsetsConfig) -> SubsetsTask:
-        files = stamp(config.source, Path(config.source).with_name("test_images.npz"), config.weights)
+        weights = [config.weights] if config.weights else []  # an empty name would be the working directory
+        files = stamp(config.source, Path(config.source).with_name("test_images.npz"), *weights)
         return SubsetsTask(config, _features(config.source, config.root, config.weights, str(device_of(config)), files))
 
     def build(self, config: SubsetsConfig, weights: Mapping[str, Tensor]) -> SubsetsModel:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchcpl.files import check_json
+
 
 class _Unpickler(pickle.Unpickler):
     """Builds numbers, strings, lists, dicts and arrays; whatever else a pickle names is refused."""
@@ -30,17 +32,16 @@ class _Unpickler(pickle.Unpickler):
         return self.ALLOWED[f"{module}.{name}"]
 
 
-def _read_pickle(path: Path, keys: tuple[str, ...]) -> list[Any]:
+def _read_pickle(path: Path, schema: dict[str, Any]) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file (expected torchvision's layout of the python version)")
     try:
         with path.open("rb") as file:
-            content = _Unpickler(file, encoding="latin1").load()
+            content: dict[str, Any] = _Unpickler(file, encoding="latin1").load()
     except Exception as error:  # a hostile or damaged pickle can raise anything
         raise ValueError(f"{path}: not a CIFAR file: {error}") from error
-    if not isinstance(content, dict) or any(key not in content for key in keys):
-        raise ValueError(f"{path}: not a CIFAR file: expected a dict with {', '.join(keys)}")
-    return [content[key] for key in keys]
+    check_json(content, schema, f"{path}: not a CIFAR file")
+    return content
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,11 @@ LAYOUTS = {
 
 def _read_images(path: Path, label_key: str) -> tuple[Tensor, Tensor]:
     """One data file: images (n, 32, 32, 3) uint8 and labels (n,)."""
-    data, labels = _read_pickle(path, ("data", label_key))
+    content = _read_pickle(path, {label_key: [int]})
+    data, labels = content.get("data"), content[label_key]
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3 * 32 * 32,):
         got = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
         raise ValueError(f"{path}: data: expected an (n, 3072) uint8 array, got {got}")
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise ValueError(f"{path}: {label_key}: expected a list of whole numbers")
     if len(labels) != len(data):
         raise ValueError(f"{path}: {label_key}: expected {len(data)} labels, got {len(labels)}")
     images = torch.from_numpy(data.reshape(-1, 3, 32, 32)).permute(0, 2, 3, 1).contiguous()
@@ -84,9 +84,7 @@ def _read_images(path: Path, label_key: str) -> tuple[Tensor, Tensor]:
 
 def read_cifar(folder: Path, layout: Layout) -> tuple[tuple[str, ...], dict[str, tuple[Tensor, Tensor]]]:
     """The names of the classes, and the images and labels of the splits ``train`` and ``test``."""
-    (names,) = _read_pickle(folder / layout.meta, (layout.names,))
-    if not isinstance(names, list) or not all(isinstance(text, str) for text in names):
-        raise ValueError(f"{folder / layout.meta}: {layout.names}: expected a list of strings")
+    names = _read_pickle(folder / layout.meta, {layout.names: [str]})[layout.names]
     splits = {}
     for split, files in (("train", layout.train), ("test", layout.test)):
         parts = [_read_images(folder / file, layout.labels) for file in files]

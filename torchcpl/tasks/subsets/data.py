@@ -19,30 +19,21 @@ from torchcpl.encoders.resnet import ResNet18, load_resnet18, prepare
 from torchcpl.files import about, extra, read_npz, track, write_atomic
 from torchcpl.tasks.subsets.cifar import LAYOUTS, read_cifar
 
-SOURCES = ("digits", "cifar100", "cifar10")
 EMBEDDING = "resnet18 224 bilinear float32"  # part of the cache key: the preprocessing
 IMAGES_AT_ONCE = 256  # through the ResNet-18
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Labelled feature vectors in two splits that share no row.
+    """Labelled feature vectors in two splits that share no row."""
 
-    Attributes:
-        train, test: (M, d) float32.
-        train_labels, test_labels: (M,) long, index into ``class_names``.
-        class_names: the name of each class.
-        images: (n, H, W) or (n, H, W, 3) uint8 images of some test rows, for figures.
-        image_rows: (n,) long, the row in ``test`` of each image.
-    """
-
-    train: Tensor
-    train_labels: Tensor
-    test: Tensor
-    test_labels: Tensor
+    train: Tensor  # (M, d) float32
+    train_labels: Tensor  # (M,) long, index into ``class_names``
+    test: Tensor  # (M', d)
+    test_labels: Tensor  # (M',)
     class_names: tuple[str, ...]
-    images: Tensor | None = None
-    image_rows: Tensor | None = None
+    images: Tensor | None = None  # (n, H, W) or (n, H, W, 3) uint8, of some test rows, for figures
+    image_rows: Tensor | None = None  # (n,) long, the row in ``test`` of each image
 
     def __post_init__(self) -> None:
         check_tensor("train", self.train, ("M", "d"), "float")
@@ -73,12 +64,7 @@ class Features:
 
 
 def load_source(
-    source: str | os.PathLike[str],
-    *,
-    root: str | os.PathLike[str] | None = None,
-    weights: str | os.PathLike[str] | None = None,
-    cache: str | os.PathLike[str] | None = None,
-    device: str | torch.device = "cpu",
+    source: str | Path, *, root: str | Path = "", weights: str | Path = "", device: str = "cpu"
 ) -> Features:
     """The labelled features that ``source`` names, on the CPU.
 
@@ -86,37 +72,24 @@ def load_source(
       A fifth of the images of each class is the test split.
     - ``"cifar100"``, ``"cifar10"``: the pictures under ``root`` in torchvision's layout
       (``cifar-100-python/train`` …, ``cifar-10-batches-py/data_batch_1`` …) through the ResNet-18 whose
-      ``weights`` file is given, at 224 px. The features are kept in the folder ``cache`` under a hash of the
-      data and weights files' content.
+      ``weights`` (``.safetensors``, ``.pth`` or ``.pt``) are given, at 224 px, on ``device``. The features are
+      kept in ``torchcpl`` in the user's cache folder, under a hash of the data and weights files' content.
     - a path to an ``.npz`` with ``train, train_labels, test, test_labels``, or with ``features, labels``
       (split like digits). Optional: ``scale``, which multiplies the features, and ``class_names``, which the
       labels then index; other arrays are ignored. Images for pictures are taken from ``test_images.npz``
       beside it (``images``, and their ``rows`` in ``test``) where there is one.
-
-    Args:
-        source: one of the names above, or a path.
-        root: folder of the CIFAR data.
-        weights: ResNet-18 weights, ``.safetensors`` or ``.pth``/``.pt``.
-        cache: folder for computed features, by default ``torchcpl`` in the user's cache folder.
-        device: where the ResNet-18 runs.
     """
     if source == "digits":
         return _digits()
-    if source in ("cifar100", "cifar10"):
-        if root is None or weights is None:
+    if source in LAYOUTS:
+        if not root or not weights:
             raise ValueError(f"{source}: needs root (the folder of the data) and weights (a ResNet-18 file)")
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(cache) if cache is not None else Path(home) / "torchcpl"
-        return _cifar(str(source), Path(root), Path(weights), folder, device)
+        return _cifar(str(source), Path(root), Path(weights), device)
     path = Path(source)
     if path.suffix != ".npz":
-        raise ValueError(f"source: expected one of {', '.join(SOURCES)} or a path to an .npz, got {str(source)!r}")
+        known = ", ".join(("digits", *LAYOUTS))
+        raise ValueError(f"source: expected one of {known} or a path to an .npz, got {str(source)!r}")
     return _npz(path)
-
-
-def split_held_out(features: Features, fraction: float = 0.2, seed: int = 0) -> Features:
-    """The training rows alone, of which part of each class is held out as ``test``."""
-    return _divide(features.train, features.train_labels, features.class_names, fraction, seed)
 
 
 def split_classes(features: Features, share: float, seed: int = 0, least: int = 1) -> Features:
@@ -145,16 +118,11 @@ def split_classes(features: Features, share: float, seed: int = 0, least: int = 
     )  # fmt: skip
 
 
-def _divide(
-    x: Tensor,
-    labels: Tensor,
-    class_names: tuple[str, ...],
-    fraction: float = 0.2,
-    seed: int = 0,
-    images: Tensor | None = None,
+def split_rows(
+    x: Tensor, labels: Tensor, class_names: tuple[str, ...], fraction: float = 0.2, images: Tensor | None = None
 ) -> Features:
-    """Train and test splits: round(fraction · size) rows of each class, at least one and not all, are the test."""
-    generator = torch.Generator().manual_seed(seed)
+    """Of each class round(fraction · size) random rows, at least one and not all, are ``test``, the rest ``train``."""
+    generator = torch.Generator().manual_seed(0)
     held = torch.zeros(len(labels), dtype=torch.bool)
     for label, count in enumerate(labels.bincount().tolist()):
         if count == 1:
@@ -173,7 +141,7 @@ def _digits() -> Features:
     with extra():
         from sklearn.datasets import load_digits
     data = load_digits()
-    return _divide(
+    return split_rows(
         torch.from_numpy(data.data / 16).float(),
         torch.from_numpy(data.target).long(),
         tuple(str(name) for name in data.target_names),
@@ -201,7 +169,7 @@ def _npz(path: Path) -> Features:
     labels, class_names = _encode_labels(path, parts, arrays.get("class_names"))
     with about(path):
         if "features" in parts:
-            return _divide(matrices["features"], labels["features"], class_names)
+            return split_rows(matrices["features"], labels["features"], class_names)
         found = Features(matrices["train"], labels["train"], matrices["test"], labels["test"], class_names)
     return _with_images(found, path.with_name("test_images.npz"))
 
@@ -272,13 +240,16 @@ def _with_images(features: Features, path: Path) -> Features:
         return replace(features, images=images, image_rows=rows)
 
 
-def _cifar(name: str, root: Path, weights: Path, cache: Path, device: str | torch.device) -> Features:
+def _cifar(name: str, root: Path, weights: Path, device: str) -> Features:
     layout = LAYOUTS[name]
     folder = root / layout.folder
     class_names, splits = read_cifar(folder, layout)
     net = load_resnet18(weights)
-    read = [*(folder / file for file in (*layout.train, *layout.test)), weights]
-    kept = cache / f"{name}-{_content_key(read)}.npz"
+    key = hashlib.sha256(EMBEDDING.encode())
+    for path in (*(folder / file for file in (*layout.train, *layout.test)), weights):
+        key.update(hashlib.sha256(path.read_bytes()).digest())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchcpl"
+    kept = cache / f"{name}-{key.hexdigest()[:32]}.npz"
     if kept.is_file():
         arrays = read_npz(kept)
     else:
@@ -302,11 +273,3 @@ def _embed(images: Tensor, net: ResNet18, title: str) -> Tensor:
     """Pooled features (n, channels) of images (n, H, W, 3) uint8."""
     batches = images.split(IMAGES_AT_ONCE)
     return torch.cat([net.features(prepare(b.to(net.conv1.weight.device))).cpu() for b in track(batches, title)])
-
-
-def _content_key(files: list[Path]) -> str:
-    """A hash of the files' contents, in this order, and of the preprocessing."""
-    key = hashlib.sha256(EMBEDDING.encode())
-    for path in files:
-        key.update(hashlib.sha256(path.read_bytes()).digest())
-    return key.hexdigest()[:32]

@@ -34,12 +34,9 @@ class Trace:
     def __init__(self, model: SubsetsModel, bag: Bags, knob: float | None) -> None:
         self.size = int(bag.mask.sum())  # padding comes last
         with torch.inference_mode():
-            encoded = model.encode(bag)
-            steps = steps_of(model.method, encoded, bag.mask, model.max_len, knob)
-            pot = cast(Stepwise, model.method).potentials(encoded, bag.mask)
+            self.picks, probabilities, _, pot = steps_of(model.method, model.encode(bag), bag.mask, model.max_len, knob)
             self.W = array(pot.interaction.dense()[0, : self.size, : self.size])
-        self.picks = steps.picks
-        self.probabilities = steps.probabilities[:, [*range(self.size), pot.num_candidates]]  # (T+1, n+1)
+        self.probabilities = probabilities[:, [*range(self.size), pot.num_candidates]]  # (T+1, n+1)
         self.features = array(bag.features[0, : self.size])
         self.labels = array(bag.labels[0, : self.size])
         self.rows = bag.rows[0, : self.size].cpu()
@@ -55,7 +52,7 @@ def example_bags(task: SubsetsTask, model: SubsetsModel, knob: float | None) -> 
     """
     features = task.features
     rows = features.image_rows if features.image_rows is not None else torch.arange(len(features.test))
-    sampler = BagSampler(features.test[rows], features.test_labels[rows], task.protocol)
+    sampler = BagSampler(features.test[rows], features.test_labels[rows], task.config)
     bags = fixed_bags(sampler, LOOKED_AT, seed=3).to(task.device)
     right = cluster_scores(model.select(bags, knob).indices, bags.labels)["clu_f1"] == 1
     far = ((bags.target >= 0).sum(-1) - CLUSTERS).abs()
@@ -63,18 +60,10 @@ def example_bags(task: SubsetsTask, model: SubsetsModel, knob: float | None) -> 
     return [list(bags.split(1))[int(distance.argmin())] for distance in kinds], float(right.float().mean())
 
 
-def project(features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """t-SNE of features (N, d), (N, 2)."""
-    with extra():
-        from sklearn.manifold import TSNE
-
-    perplexity = min(30.0, (len(features) - 1) / 3)
-    found: np.ndarray[Any, Any] = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(features)
-    return found
-
-
 def bag_panels(task: SubsetsTask, model: SubsetsModel, knob: float | None) -> list[Panel]:
     """Figures of a bag that CPL solves and, step by step, of one that it does not."""
+    with extra():
+        from sklearn.manifold import TSNE
     (bags, share), names = example_bags(task, model, knob), task.features.class_names
     traces = [Trace(model, bag, knob) for bag in bags]
     shown = [_steps(trace, names, share) for trace in traces]
@@ -86,7 +75,8 @@ def bag_panels(task: SubsetsTask, model: SubsetsModel, knob: float | None) -> li
     caption = (
         "The first bag's features by t-SNE, coloured by class, which the model does not see; the picks in their order."
     )
-    figure = plots.embedding(project(trace.features), trace.labels, trace.picks, names)
+    tsne = TSNE(perplexity=min(30.0, (trace.size - 1) / 3), init="pca", random_state=0)
+    figure = plots.embedding(tsne.fit_transform(trace.features), trace.labels, trace.picks, names)
     shown.append(Panel("embedding", "Embedding", caption, figure))
     caption = (
         "What having picked i adds to the logit of j, sorted by class: blue blocks on the diagonal suppress the rest "

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +19,14 @@ from torchcpl.encoders.distances import DistanceBias, distances
 from torchcpl.encoders.transformer import Encoder
 from torchcpl.functional import prefix_logits
 from torchcpl.head import KINDS, CPLHead
+from torchcpl.interactions.base import gather_rows
 from torchcpl.metrics import cluster_scores
 from torchcpl.potentials import Selection
 from torchcpl.selectors import Hungarian, Method, PointerHead, Stepwise, Threshold, kmeans
 from torchcpl.selectors.stepwise import STOP_RULES, fit_stop, stop_log_odds
 from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.subsets.bags import BagProtocol, Bags, BagSampler, fixed_bags
-from torchcpl.tasks.subsets.data import Features, split_classes, split_held_out
+from torchcpl.tasks.subsets.data import Features, split_classes, split_rows
 from torchcpl.train import device_of
 
 METHODS = {
@@ -44,7 +46,7 @@ Encoded: TypeAlias = Tensor | tuple[Tensor, Tensor]  # features, and what CPL is
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubsetsConfig(TrainConfig):
+class SubsetsConfig(BagProtocol, TrainConfig):
     """The paper's recipe."""
 
     method: str = option("cpl", "how subsets are selected", choices=METHODS)
@@ -54,11 +56,6 @@ class SubsetsConfig(TrainConfig):
 
     bags: int = option(5000, "bags drawn an epoch", low=1)
     validation_bags: int = option(1000, "bags of each fixed set", low=1)
-    min_classes: int = option(3, "fewest classes in a bag", low=1)
-    max_classes: int = option(10, "most classes in a bag", low=1)
-    min_per_class: int = option(12, "fewest members of a class", low=1)
-    max_per_class: int = option(40, "most members of a class", low=1)
-    max_items: int = option(160, "a bag is cut to this size", low=1)
     split: str = option(
         "items", "what is reported on: new items of the same classes, or 30% of the classes, never seen", choices=SPLITS
     )
@@ -103,6 +100,12 @@ class SubsetsConfig(TrainConfig):
         "F1, the best count, or the likelihood of stopping at the target's end", choices=GOALS,
     )  # fmt: skip
 
+    def __post_init__(self) -> None:
+        TrainConfig.__post_init__(self)
+        BagProtocol.__post_init__(self)
+        if self.calibrate == "likelihood" and self.stop_rule != "threshold":
+            raise ValueError('calibrate = "likelihood": expected stop_rule = "threshold", got "argmax"')
+
 
 class SubsetsModel(SelectionModel):
     """Encoder and method. ``model(bags)`` returns the loss, ``model.select(bags)`` the selection."""
@@ -131,19 +134,19 @@ class SubsetsModel(SelectionModel):
         covers = config.method == "cpl" and config.kind == "coverage"
         told = config.distances != "none"
         self.distances = DistanceBias(config.dim, self.biased + covers) if told else None
-        self.max_len = config.max_len
-        self.input_mix = config.input_mix
-        self.standardise = config.standardise
+        self.config, self.max_len = config, config.max_len
 
     def encode(self, inputs: Bags) -> Encoded:
         """Features (B, N, d) and, for a coverage that knows the distances, a number for each pair (B, N, N)."""
         check_tensor("features", inputs.features, ("B", "N", len(self.shift)), "float")
         features = inputs.features
-        if self.training and self.input_mix > 0:
-            share = self.input_mix * torch.rand(features.shape[:2], device=features.device).unsqueeze(-1)
+        if self.training and self.config.input_mix > 0:
+            share = self.config.input_mix * torch.rand(features.shape[:2], device=features.device).unsqueeze(-1)
             features = features.lerp(features.roll(1, 1), share)  # the order within a bag is random already
         scaled = (features - self.shift) / self.scale
-        items: Tensor | None = None if self.input is None else self.input(scaled if self.standardise else features)
+        items: Tensor | None = (
+            None if self.input is None else self.input(scaled if self.config.standardise else features)
+        )
         if self.distances is None:
             encoded: Tensor = self.encoder(items, inputs.mask)
             return encoded
@@ -152,9 +155,7 @@ class SubsetsModel(SelectionModel):
         return (encoded, pairs[:, self.biased]) if pairs.shape[1] > self.biased else encoded
 
     def forward(self, bags: Bags) -> dict[str, Tensor]:
-        where = bags.target.clamp(min=0).unsqueeze(-1).expand(-1, -1, bags.features.shape[-1])
-        goals = bags.features.gather(1, where)
-        features = self.encode(bags)
+        goals, features = gather_rows(bags.features, bags.target), self.encode(bags)
         assigned = self.method.assign(features, bags.mask, bags.target, bags.features, goals)
         return {"loss": self.method.loss(features, bags.mask, assigned)}
 
@@ -171,22 +172,19 @@ class SubsetsModel(SelectionModel):
 
 def build_method(config: SubsetsConfig) -> Method:
     """The selection method on top of the encoder, with the paper's settings."""
-    objective: dict[str, Any] = {
-        "ordered": False,
-        "permutations": config.permutations,
-        "early_stop_weight": config.early_stop_weight,
-        "stop_weight": config.stop_weight,
-        "stop_rule": config.stop_rule,
-    }
+    stepwise = partial(
+        Stepwise, ordered=False, permutations=config.permutations, early_stop_weight=config.early_stop_weight,
+        stop_weight=config.stop_weight, stop_rule=config.stop_rule,
+    )  # fmt: skip
     if config.method == "cpl":
         head = CPLHead(config.dim, config.hidden, kind=config.kind, live_stop=config.live_stop, dropout=config.dropout)
-        return Stepwise(head, **objective)
+        return stepwise(head)
     if config.method == "pointer":
         decoder = PointerHead(
             config.dim, layers=config.decoder_layers, heads=config.heads, ffn=config.ffn, dropout=config.dropout,
             max_len=config.max_len, cache=config.pointer_cache, projection_layers=config.projection_layers,
         )  # fmt: skip
-        return Stepwise(decoder, **objective)
+        return stepwise(decoder)
     if config.method == "threshold":
         return Threshold(config.dim, config.hidden, dropout=config.dropout)
     return Hungarian(config.dim, config.hidden, dropout=config.dropout)
@@ -202,14 +200,9 @@ class SubsetsTask:
     def __init__(self, config: SubsetsConfig, features: Features) -> None:
         self.config = config
         self.device = device_of(config)
-        if config.calibrate == "likelihood" and config.stop_rule != "threshold":
-            raise ValueError('calibrate = "likelihood": expected stop_rule = "threshold", got "argmax"')
         if config.split == "classes":
             features = split_classes(features, REPORTED_CLASSES, config.split_seed, config.min_classes)
         self.features = features
-        self.protocol = BagProtocol(
-            config.min_classes, config.max_classes, config.min_per_class, config.max_per_class, config.max_items
-        )
         # Training, selection and reported data.
         seen = features
         if config.held_out > 0 and config.split == "classes":
@@ -217,14 +210,14 @@ class SubsetsTask:
             whole = Features(rows, labels, rows, labels, features.class_names)
             seen = split_classes(whole, config.held_out, config.split_seed, config.min_classes)
         elif config.held_out > 0:
-            seen = split_held_out(features, config.held_out, seed=0)
-        self.sampler = BagSampler(seen.train.to(self.device), seen.train_labels.to(self.device), self.protocol)
-        self.reported = self._fixed(features.test, features.test_labels, seed=1)
-        self.chosen_on = self._fixed(seen.test, seen.test_labels, seed=2) if config.held_out > 0 else self.reported
+            seen = split_rows(features.train, features.train_labels, features.class_names, config.held_out)
+        self.sampler = BagSampler(seen.train.to(self.device), seen.train_labels.to(self.device), config)
+        self.reported = self._fixed(features, seed=1)
+        self.chosen_on = self._fixed(seen, seed=2) if config.held_out > 0 else self.reported
         self.generator = torch.Generator(device=self.device)
 
-    def _fixed(self, features: Tensor, labels: Tensor, seed: int) -> Bags:
-        sampler = BagSampler(features, labels, self.protocol)
+    def _fixed(self, features: Features, seed: int) -> Bags:
+        sampler = BagSampler(features.test, features.test_labels, self.config)
         return fixed_bags(sampler, self.config.validation_bags, seed).to(self.device)
 
     @property
@@ -235,12 +228,12 @@ class SubsetsTask:
     def capturable(self) -> bool:
         return self.config.method != "hungarian"  # its assignment is solved on the host
 
-    def build(self, pretrained: bool = True) -> SubsetsModel:
+    def build(self) -> SubsetsModel:
         sizes = self.sampler.labels.unique(return_counts=True)[1]
         for name, most in (("max_classes", len(sizes)), ("max_per_class", int(sizes.max()))):
-            if getattr(self.protocol, name) > most:
+            asked = getattr(self.config, name)
+            if asked > most:
                 what = "the number of classes" if name == "max_classes" else "the size of the largest class"
-                asked = getattr(self.protocol, name)
                 raise ValueError(f"{name}: expected at most {most}, {what} to train on, got {asked}")
         return SubsetsModel(self.config, self.sampler.features.cpu())
 
