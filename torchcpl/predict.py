@@ -92,7 +92,7 @@ class Predictor:
         benchmark, _, model, knob = self.loaded
         return model.select(benchmark.collate(model, examples_of(x, benchmark.rank)), knob)
 
-    def __call__(self, batch: Mapping[str, NDArray[Any]] | NDArray[Any]) -> dict[str, NDArray[Any]]:
+    def __call__(self, batch: Mapping[str, NDArray[Any]] | Sequence[Any] | NDArray[Any]) -> dict[str, NDArray[Any]]:
         """``indices`` (B, T), −1 after the end, ``lengths``, ``log_prob``, …, and the batch's other columns."""
         benchmark, config, *_ = self.loaded
         column = self.column or benchmark.column
@@ -102,10 +102,10 @@ class Predictor:
                 raise ValueError(f"batch: expected a column {name}, got {', '.join(columns)}")
         cells, kept = columns[column], {name: np.asarray(value) for name, value in columns.items() if name != column}
         first = np.asarray(cells[0]) if len(cells) else np.empty(0, object)
-        if not self.group and first.ndim < benchmark.rank and first.dtype != object:  # object: nested lists
-            raise ValueError(f"column {column}: expected one example per row, got an item; group them by --group")
         if self.group:
-            cells, kept = [np.stack(list(cells))], {self.group: kept[self.group][:1]}  # type: ignore[assignment]
+            cells, kept = [np.stack(list(cells))], {self.group: kept[self.group][:1]}
+        elif first.ndim < benchmark.rank and first.dtype != object:  # object: nested lists
+            raise ValueError(f"column {column}: expected one example per row, got an item; group them by --group")
         answers = benchmark.answers(self.select(list(cells)))
         width = getattr(config, "max_len", 0)  # padded alike in every batch
         return kept | {name: _padded(value, width) for name, value in answers.items()}
@@ -213,8 +213,7 @@ def _read(predictor: Predictor, path: Path, size: int, limit: int | None) -> Ite
     benchmark = predictor.loaded.benchmark
     examples = benchmark.read_examples(path, predictor.column or benchmark.column, limit)
     for start in track(range(0, len(examples), size), "predicting"):
-        answers = benchmark.answers(predictor.select(examples[start : start + size]))
-        yield {name: value.cpu().numpy() for name, value in answers.items()}
+        yield predictor(examples[start : start + size])
 
 
 def _arrow(predictor: Predictor, path: Path, size: int) -> Iterator[dict[str, NDArray[Any]]]:
