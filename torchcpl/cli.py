@@ -87,9 +87,8 @@ def _out_of_memory(error: Exception, options: argparse.Namespace) -> str | None:
 
 def train(options: argparse.Namespace) -> None:
     benchmark = TASKS[options.task]
-    named = Path(options.run) if options.run else None
-    config = _config(benchmark, options, named if options.resume else None)
-    run = named or Path("runs") / f"{options.task}-{config.method}-s{config.seed}"  # type: ignore[attr-defined]
+    config = _config(benchmark, options, options.run if options.resume else None)
+    run = options.run or Path("runs") / f"{options.task}-{config.method}-s{config.seed}"  # type: ignore[attr-defined]
     state = fit(benchmark.make_task(config), run, resume=options.resume)
     best = state["best"]
     _say(
@@ -128,13 +127,12 @@ def table(options: argparse.Namespace) -> None:
     if len(runs) == 1 and runs[0].suffix == ".json":
         _show(Table.read(runs[0], benchmark.answer_columns if several else benchmark.columns), None, options)
         return
-    out = options.out or (Path("runs") / f"{options.task}-table.json")
+    out = Path("runs") / f"{options.task}-table.json"
     if not runs:
         folder = options.folder or Path("runs") / f"{options.task}-{options.recipe or 'table'}"
-        runs = _planned(benchmark, options, folder)
-        out = options.out or folder / "table.json"
-    found = benchmark.answers_table(runs, several) if several else benchmark.table(runs, options.rule or ())
-    _show(found, out, options)
+        runs, out = _planned(benchmark, options, folder), folder / "table.json"
+    found = benchmark.answers_table(runs, several) if several else benchmark.table(runs, options.rule)
+    _show(found, options.out or out, options)
 
 
 def bench(options: argparse.Namespace) -> None:
@@ -218,17 +216,14 @@ def select(options: argparse.Namespace) -> None:
 
 def scenes(options: argparse.Namespace) -> None:
     stored = options.source.endswith(".npz")
-    given = {"scenes": options.scenes, "scenes_seed": options.seed}
-    given = {name: value for name, value in given.items() if value is not None}
-    if stored and (given or options.varied):
-        name = next(iter(given), "varied").replace("scenes_", "")
-        raise ValueError(f"--{name}: {options.source} already has its scenes")
+    given = [name for name in ("scenes", "scenes_seed") if hasattr(options, name)] + ["varied"] * options.varied
+    if stored and given:
+        raise ValueError(f"--{given[0].replace('scenes_', '')}: {options.source} already has its scenes")
     out = options.out or (None if stored else Path("runs/scenes.npz"))
     show = options.show
     if show == Path():  # --show without a file
         show = (out or Path(options.source)).with_suffix(".png")
-    config = PathsConfig(source=options.source, **given)
-    make_scenes(config, out, show, tuple(options.split or ()), _say, varied=options.varied)
+    make_scenes(from_args(PathsConfig, options), out, show, tuple(options.splits), _say, varied=options.varied)
 
 
 # ---------------------------------------------------------------------------------------------- options
@@ -267,7 +262,7 @@ def _add_train(verbs: Any) -> None:
             f"  torchcpl train {name} --recipe {next(iter(recipes(benchmark.package)))} --run runs/mine\n"
             f"  torchcpl train {name} --run runs/mine --resume    continue after Ctrl-C or a crash"
         )
-        sub.add_argument("--run", help=f"folder of the run (default: runs/{name}-METHOD-sSEED)")
+        sub.add_argument("--run", type=Path, metavar="RUN", help=f"folder (default: runs/{name}-METHOD-sSEED)")
         sub.add_argument("--resume", action="store_true", help="continue the run if it exists")
         _add_config(sub, benchmark)
 
@@ -319,7 +314,7 @@ def _add_table(verbs: Any) -> None:
         said = f"without RUN: folder of the runs (default: runs/{name}-RECIPE)"
         sub.add_argument("--runs", dest="folder", type=Path, metavar="DIR", help=said)
         said = "data that the checkpoint is chosen on (default: all that the runs allow)"
-        sub.add_argument("--rule", nargs="+", choices=tuple(benchmark.rules), help=said)
+        sub.add_argument("--rule", nargs="+", choices=tuple(benchmark.rules), default=(), help=said)
         if benchmark.answer_columns:
             sub.add_argument("--answers", type=int, help="compare N answers a scene, not the one")
         _add_output(sub)
@@ -399,8 +394,8 @@ def _add_select(verbs: Any) -> None:
     said = "distance between the vectors; precomputed: the file is the matrix of distances"
     sub.add_argument("--metric", choices=METRICS, default="euclidean", help=said)
     said = "must be picked (row numbers where there are no ids)"
-    sub.add_argument("--require", nargs="+", default="", metavar="ID", help=said)
-    sub.add_argument("--forbid", nargs="+", default="", metavar="ID", help="must not be picked")
+    sub.add_argument("--require", nargs="+", default=(), metavar="ID", help=said)
+    sub.add_argument("--forbid", nargs="+", default=(), metavar="ID", help="must not be picked")
     sub.add_argument("--weights", metavar="COLUMN|FILE.npy", help="a number per row, added to its logit")
     sub.add_argument("--hypotheses", type=int, default=1, help="distinct answers, likeliest first")
     sub.add_argument("--column", help="the vectors in a .npz, .parquet or .jsonl (default: the only ones)")
@@ -428,9 +423,9 @@ def _add_scenes(verbs: Any) -> None:
         "or a .npz that this command wrote"
     )
     sub.add_argument("--source", default="procedural", help=said)
-    defaults = PathsConfig()
-    sub.add_argument("--scenes", type=int, help=f"number of scenes (default: {defaults.scenes})")
-    sub.add_argument("--seed", type=int, help=f"seed of the scenes (default: {defaults.scenes_seed})")
+    add_arguments(sub, PathsConfig, ("scenes",))
+    said = f"seed of the scenes (default: {PathsConfig().scenes_seed})"
+    sub.add_argument("--seed", dest="scenes_seed", type=int, default=argparse.SUPPRESS, metavar="INT", help=said)
     said = (
         "scenes of more places, to train on (train paths --extra): roads may be cut off where the ego cannot go, every "
         "map is driven the other way, too, and most of the ground is warped"
@@ -440,7 +435,7 @@ def _add_scenes(verbs: Any) -> None:
     said = "draw some scenes with all their paths (default file: next to the scenes)"
     sub.add_argument("--show", nargs="?", type=Path, const=Path(), metavar="FILE.png", help=said)
     said = "print the number of scenes in each part of a split: index, geography, map:NAME"
-    sub.add_argument("--split", nargs="+", metavar="SPLIT", help=said)
+    sub.add_argument("--split", dest="splits", nargs="+", default=(), metavar="SPLIT", help=said)
 
 
 def _add_completion(verbs: Any) -> None:
@@ -455,7 +450,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     """Keeps the lines of the epilog, shows defaults, and shows what an option takes by its type."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
-        shown = action.default not in (None, "", argparse.SUPPRESS) and action.nargs != 0  # 0: flags
+        shown = action.default not in (None, "", (), argparse.SUPPRESS) and action.nargs != 0  # 0: flags
         return f"{action.help} (default: {words(action.default)})" if shown else str(action.help)
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
