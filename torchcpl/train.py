@@ -148,12 +148,6 @@ def fit(task: Task, run: str | Path, *, resume: bool = False, progress: bool = T
             raise
 
 
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    """Parameters and buffers."""
-    yield from model.parameters()
-    yield from model.buffers()
-
-
 def _signature(parts: dict[str, Any]) -> dict[str, Any]:
     """What a captured graph assumes of its inputs: shapes and dtypes of tensors, and the values of all else."""
     return {name: (part.shape, part.dtype) if isinstance(part, Tensor) else part for name, part in parts.items()}
@@ -193,6 +187,8 @@ class _Loop:
             capturable=cuda,
         )
         self.module, self.stepper = fabric.setup(_Losses(self.model), self.optimizer)
+        # The statistics of normalisation layers are averaged, too: those of the latest weights do not suit the average.
+        self.pairs = list(zip(self.average.state_dict().values(), self.model.state_dict().values(), strict=True))
         self.captured: Captured | None = None
         self.capture = config.capture and cuda and fabric.world_size == 1 and task.capturable
         self.zero = torch.zeros((), device=fabric.device)
@@ -281,11 +277,9 @@ class _Loop:
     def _average(self, step: int) -> None:
         # A smaller decay at first, or for 1 / (1 - ema) steps the initial weights would dominate.
         decay = min(self.config.ema, (1 + step) / (10 + step))
-        # The statistics of normalisation layers too: those of the latest weights do not suit the average.
-        pairs = list(zip(_tensors(self.average), _tensors(self.model), strict=True))
-        mine, theirs = zip(*(pair for pair in pairs if pair[0].is_floating_point()), strict=True)
+        mine, theirs = zip(*(pair for pair in self.pairs if pair[0].is_floating_point()), strict=True)
         torch._foreach_lerp_(mine, theirs, 1 - decay)
-        for own, other in pairs:
+        for own, other in self.pairs:
             if not own.is_floating_point():
                 own.copy_(other)
 
