@@ -177,17 +177,17 @@ def predict_file(
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
     stored = path.suffix == PARQUET or (path.is_dir() and any(path.glob(f"*{PARQUET}")))
-    if engine == "ray" and not stored:
-        raise ValueError(f"{path}: expected Parquet for the engine ray")
+    if not stored and (engine == "ray" or predictor.group):
+        raise ValueError(f"{path}: expected Parquet for {'the engine ray' if engine == 'ray' else '--group'}")
+    if engine == "ray":
+        batches = _ray(predictor, path, batch_size, workers)
+    else:
+        _ = predictor.loaded  # whose errors name the run, those that follow the file
+        batches = _arrow(predictor, path, batch_size) if stored else _read(predictor, path, batch_size, limit)
     try:
-        if engine == "ray":
-            batches = _ray(predictor, path, batch_size, workers)
-        else:
-            batches = _arrow(predictor, path, batch_size) if stored else _read(predictor, path, batch_size, limit)
         records = [record for batch in batches for record in _records(batch)]
     except ValueError as error:
-        named = str(error).startswith(str(path)) or predictor.run in str(error)
-        raise ValueError(str(error) if named else f"{path}: {error}") from error
+        raise ValueError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
     if not records:
         raise ValueError(f"{path}: expected at least one example, got none")
     records = [{"row": row, **record} for row, record in enumerate(records[:limit])]

@@ -141,7 +141,8 @@ def fit(task: Task, run: str | Path, *, resume: bool = False, progress: bool = T
         if state and state["finished"]:
             return state
         try:
-            with _Journal(run, task, loop.done, fabric.is_global_zero, progress) as journal:
+            journal = _Journal(run, task, loop.done, fabric.is_global_zero, progress)
+            with contextlib.closing(journal):
                 return loop.train(journal, interrupted)
         except Exception:
             loop.save_best()
@@ -425,12 +426,9 @@ class _Journal:
         steps = task.config.epochs * task.steps_per_epoch
         self.bar = self.progress.add_task(run.name, total=steps, completed=done, said="", score="")
         self.logs = SummaryWriter(str(run / "tensorboard"), purge_step=done + 1) if main else None
-
-    def __enter__(self) -> _Journal:
         self.progress.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.progress.stop()
         if self.logs:
             with named(self.run / "tensorboard"):
