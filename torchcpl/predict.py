@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchcpl.checkpoints import load_checkpoint, load_weights
 from torchcpl.checks import check_choice, check_count, describe
@@ -149,12 +150,10 @@ def _tensor(example: Any, row: int) -> Tensor:
 
 def _padded(values: Tensor, width: int) -> NDArray[Any]:
     """As an array; picks (B, T, ...) are padded to ``width``."""
-    array: NDArray[Any] = values.cpu().numpy()
-    if array.ndim > 1 and array.shape[1] < width:
-        fill = 0.0 if array.ndim == 2 and array.dtype.kind == "f" else -1  # step_log_prob is 0 after the end
-        widths = [(0, 0), (0, width - array.shape[1]), *[(0, 0)] * (array.ndim - 2)]
-        array = np.pad(array, widths, constant_values=fill)
-    return array
+    if values.dim() > 1 and values.shape[1] < width:
+        fill = 0.0 if values.dim() == 2 and values.is_floating_point() else -1  # step_log_prob is 0 after the end
+        values = pad(values, [0, 0] * (values.dim() - 2) + [0, width - values.shape[1]], value=fill)
+    return values.cpu().numpy()
 
 
 # ------------------------------------------------------------------------------------------------------------- files
