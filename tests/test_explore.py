@@ -281,6 +281,15 @@ def test_a_page_of_paths_opens_with_the_answers_of_python(opened: Any) -> None:
     assert "Estimated from 48 samples" in shown.text("#answers-note")
 
 
+def test_samples_of_nothing_are_one_answer(opened: Any) -> None:
+    pot = cpl.Potentials(torch.zeros(1, 3), torch.full((1,), 30.0), cpl.Dense(torch.zeros(1, 3, 3)))
+    shown = opened(cpl.explore(pot, items=np.eye(3, 2), connect=True))
+    shown.page.check("input[value=best]", force=True)
+    shown.slide("most", 2)
+    assert "Estimated from 48 samples" in shown.text("#answers-note")
+    assert shown.page.locator("#answers button").all_inner_texts() == ["1: 0 picks\n100%"]
+
+
 def test_a_path_of_nothing() -> None:
     for n, most in ((0, None), (3, 0)):
         pot = cpl.Potentials(torch.zeros(1, n), torch.zeros(1), cpl.Dense(torch.zeros(1, n, n)))

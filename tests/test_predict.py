@@ -16,7 +16,7 @@ from lane_maps import save_map
 
 import torchcpl as cpl
 from torchcpl.cli import main
-from torchcpl.predict import Predictor
+from torchcpl.predict import Predictor, predict_file
 from torchcpl.tasks.paths.procedural import procedural_map
 from torchcpl.tasks.paths.scenes import generate, save_scenes
 from torchcpl.tasks.subsets.bags import unlabelled
@@ -131,13 +131,24 @@ def test_predict_writes_picks(subsets: Path, form: str, tmp_path: Path, capsys: 
     with open(tmp_path / "picks.csv") as lines:
         rows = [(int(row["row"]), int(row["index"])) for row in csv.DictReader(lines)]
     assert rows == [(row, index) for row, chosen in enumerate(picks) for index in chosen]
-    capsys.readouterr()
+    assert main(["predict", str(subsets), str(file), "--group", "bag"]) == 2
+    assert "expected Parquet for --group" in capsys.readouterr().err
     assert main(["predict", str(subsets), str(file), "--limit", "1"]) == 0
     assert [record["picks"] for record in json.loads(capsys.readouterr().out)] == picks[:1]
     assert main(["predict", str(subsets), str(file), "--explore", str(tmp_path / "page.html")]) == 0
     assert [record["picks"] for record in json.loads(capsys.readouterr().out)] == picks  # JSON and nothing else
     assert main(["predict", str(subsets), str(file), "--limit", "-1"]) == 2
     assert "limit: expected an integer of at least 1" in capsys.readouterr().err
+
+
+def test_errors_name_the_file_whatever_the_run_is_called(
+    subsets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(subsets, "e", symlinks=True)
+    np.save("narrow.npy", bags()[..., :5])
+    with pytest.raises(ValueError, match=r"narrow\.npy: bag 0: expected at least one item of width 64"):
+        predict_file(Predictor("e"), Path("narrow.npy"), None)
 
 
 def test_predict_paths_of_scenes_and_of_a_map(paths: Path, scenes: Path, tmp_path: Path) -> None:

@@ -35,11 +35,10 @@ from torch import Tensor, nn
 if sys.platform != "win32":
     import fcntl
 
-from torchcpl.config import TrainConfig, parse_toml, read_toml, to_toml
+from torchcpl.config import TrainConfig, read_toml, to_toml
 from torchcpl.files import (
     NUMBER,
     extra,
-    named,
     parse_json,
     read_json,
     read_text,
@@ -203,7 +202,7 @@ def open_run(run: Path, config: TrainConfig, resume: bool) -> dict[str, Any] | N
     if "config.toml" not in names:
         raise CheckpointError(f"{run} is not a run: it has no config.toml")
     old = read_toml(run / "config.toml")
-    new = parse_toml(to_toml(config), "config")
+    new = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(config).items()}
     differing = [name for name in new | old if name not in old or name not in new or old[name] != new[name]]
     if differing:
         changes = ", ".join(f"{name}: {old.get(name)!r} -> {new.get(name)!r}" for name in differing)
@@ -255,8 +254,7 @@ def write_checkpoint(
     folder.mkdir(parents=True)
     try:
         for name, data in files.items():
-            with named(folder / name):
-                write_synced(folder / name, data)
+            write_synced(folder / name, data)
     except OSError:
         shutil.rmtree(folder)  # the disk may be full
         raise

@@ -19,7 +19,7 @@ import torch
 
 from torchcpl import __version__
 from torchcpl.completion import script
-from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml
+from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml, given_options, words
 from torchcpl.files import extra
 from torchcpl.predict import ENGINES, Predictor, explore_file, predict_file
 from torchcpl.provenance import device_name
@@ -37,7 +37,7 @@ from torchcpl.tasks.runs import complete, plan, read_recipe, recipes
 from torchcpl.tasks.timing import PRECISIONS
 from torchcpl.tasks.toy import toy_table
 from torchcpl.train import NonFiniteLoss, device_of, fit, on_signals
-from torchcpl.vectors import check_out, read_vectors, read_weights, write_picks
+from torchcpl.vectors import check_out, read_vectors, write_picks
 
 EXPECTED = (ValueError, NonFiniteLoss, ImportError, OSError)  # errors of the user; anything else is a bug
 LARGE = ("validation_bags", "scenes", "max_items", "dim", "ffn", "hidden")  # options that cost memory
@@ -87,9 +87,8 @@ def _out_of_memory(error: Exception, options: argparse.Namespace) -> str | None:
 
 def train(options: argparse.Namespace) -> None:
     benchmark = TASKS[options.task]
-    named = Path(options.run) if options.run else None
-    config = _config(benchmark, options, named if options.resume else None)
-    run = named or Path("runs") / f"{options.task}-{config.method}-s{config.seed}"  # type: ignore[attr-defined]
+    config = _config(benchmark, options, options.run if options.resume else None)
+    run = options.run or Path("runs") / f"{options.task}-{config.method}-s{config.seed}"  # type: ignore[attr-defined]
     state = fit(benchmark.make_task(config), run, resume=options.resume)
     best = state["best"]
     _say(
@@ -128,13 +127,12 @@ def table(options: argparse.Namespace) -> None:
     if len(runs) == 1 and runs[0].suffix == ".json":
         _show(Table.read(runs[0], benchmark.answer_columns if several else benchmark.columns), None, options)
         return
-    out = options.out or (Path("runs") / f"{options.task}-table.json")
+    out = Path("runs") / f"{options.task}-table.json"
     if not runs:
         folder = options.folder or Path("runs") / f"{options.task}-{options.recipe or 'table'}"
-        runs = _planned(benchmark, options, folder)
-        out = options.out or folder / "table.json"
-    found = benchmark.answers_table(runs, several) if several else benchmark.table(runs, options.rule or ())
-    _show(found, out, options)
+        runs, out = _planned(benchmark, options, folder), folder / "table.json"
+    found = benchmark.answers_table(runs, several) if several else benchmark.table(runs, options.rule)
+    _show(found, options.out or out, options)
 
 
 def bench(options: argparse.Namespace) -> None:
@@ -186,15 +184,12 @@ def select(options: argparse.Namespace) -> None:
     vectors = read_vectors(
         options.file, column=options.column, weights=options.weights, resnet=options.resnet, strict=options.strict
     )
-    weights = vectors.weights
-    if options.weights and weights is None:
-        weights = read_weights(options.file, options.weights)
     if options.copy and vectors.files is None:
         raise ValueError(f"--copy: expected a folder of images, got {options.file}")
-    required, forbidden = ([vectors.row(name) for name in names or ()] for names in (options.require, options.forbid))
+    required, forbidden = ([vectors.row(name) for name in names] for names in (options.require, options.forbid))
     found = select_rows(
         vectors.values, options.size, metric=options.metric, min_size=options.min_size, max_size=options.max_size,
-        require=required or None, forbid=forbidden or None, weights=weights, num_hypotheses=options.hypotheses,
+        require=required, forbid=forbidden, weights=vectors.weights, num_hypotheses=options.hypotheses,
         seed=options.seed, device=options.device,
     )  # fmt: skip
     answers = describe_picks(vectors, found, options.metric)
@@ -204,7 +199,7 @@ def select(options: argparse.Namespace) -> None:
     first, groups = answers[0]
     if options.explore:  # first, for it may refuse
         sizes = options.size, options.min_size, options.max_size
-        write_explorer(options.explore, vectors, weights, options.metric, sizes, required, forbidden)
+        write_explorer(options.explore, vectors, options.metric, sizes, required, forbidden)
     if options.out:
         write_picks(options.out, records)
     if options.sheet:
@@ -221,17 +216,14 @@ def select(options: argparse.Namespace) -> None:
 
 def scenes(options: argparse.Namespace) -> None:
     stored = options.source.endswith(".npz")
-    given = {"scenes": options.scenes, "scenes_seed": options.seed}
-    given = {name: value for name, value in given.items() if value is not None}
-    if stored and (given or options.varied):
-        name = next(iter(given), "varied").replace("scenes_", "")
-        raise ValueError(f"--{name}: {options.source} already has its scenes")
+    given = [name for name in ("scenes", "scenes_seed") if hasattr(options, name)] + ["varied"] * options.varied
+    if stored and given:
+        raise ValueError(f"--{given[0].replace('scenes_', '')}: {options.source} already has its scenes")
     out = options.out or (None if stored else Path("runs/scenes.npz"))
     show = options.show
     if show == Path():  # --show without a file
         show = (out or Path(options.source)).with_suffix(".png")
-    config = PathsConfig(source=options.source, **given)
-    make_scenes(config, out, show, tuple(options.split or ()), _say, varied=options.varied)
+    make_scenes(from_args(PathsConfig, options), out, show, tuple(options.splits), _say, varied=options.varied)
 
 
 # ---------------------------------------------------------------------------------------------- options
@@ -270,7 +262,7 @@ def _add_train(verbs: Any) -> None:
             f"  torchcpl train {name} --recipe {next(iter(recipes(benchmark.package)))} --run runs/mine\n"
             f"  torchcpl train {name} --run runs/mine --resume    continue after Ctrl-C or a crash"
         )
-        sub.add_argument("--run", help=f"folder of the run (default: runs/{name}-METHOD-sSEED)")
+        sub.add_argument("--run", type=Path, metavar="RUN", help=f"folder (default: runs/{name}-METHOD-sSEED)")
         sub.add_argument("--resume", action="store_true", help="continue the run if it exists")
         _add_config(sub, benchmark)
 
@@ -293,18 +285,17 @@ def _add_predict(verbs: Any) -> None:
     sub.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     said = "features in .npy or .npz; scenes in .npz, a lane map; baskets in .txt; Parquet, a file or a folder"
     sub.add_argument("file", type=Path, metavar="FILE", help=said)
-    sub.add_argument("--out", type=Path, metavar="FILE", help="picks.json or picks.csv (default: JSON to the terminal)")
+    sub.add_argument("--out", type=Path, help="picks.json or picks.csv (default: JSON to the terminal)")
     said = "also write an interactive page of the first example (not for Parquet)"
     sub.add_argument("--explore", type=Path, metavar="PAGE", help=said)
     sub.add_argument("--column", default="", help="array or column of the examples (default: features, or images)")
     sub.add_argument("--group", default="", metavar="COLUMN", help="Parquet of items: equal values are one example")
     said = "only the first N examples (default: all), or N scenes of a map (default: 100)"
-    sub.add_argument("--limit", type=int, metavar="N", help=said)
-    sub.add_argument("--batch-size", type=int, default=64, metavar="N", help="examples at a time (default: 64)")
-    said = "where to predict: in this process or by Ray (default: local)"
-    sub.add_argument("--engine", choices=ENGINES, default="local", help=said)
-    sub.add_argument("--workers", type=int, default=2, metavar="N", help="number of Ray actors (default: 2)")
-    said = "where to compute; auto = CUDA if available (default: auto)"
+    sub.add_argument("--limit", type=int, help=said)
+    sub.add_argument("--batch-size", type=int, default=64, help="examples at a time")
+    sub.add_argument("--engine", choices=ENGINES, default="local", help="where to predict: in this process or by Ray")
+    sub.add_argument("--workers", type=int, default=2, help="number of Ray actors")
+    said = "where to compute; auto = CUDA if available"
     sub.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=said)
 
 
@@ -317,15 +308,15 @@ def _add_table(verbs: Any) -> None:
         )
         sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="finished runs, or the JSON file of a table")
         sub.add_argument("--train", action="store_true", default=None, help="without RUN: train missing runs")
-        sub.add_argument("--jobs", type=int, metavar="N", help="without RUN: runs to train in parallel (default: 1)")
+        sub.add_argument("--jobs", type=int, help="without RUN: runs to train in parallel (default: 1)")
         _add_methods(sub, benchmark)
-        sub.add_argument("--seeds", nargs="+", type=int, metavar="N", help="without RUN: a run of each (default: 0)")
+        sub.add_argument("--seeds", nargs="+", type=int, help="without RUN: a run of each (default: 0)")
         said = f"without RUN: folder of the runs (default: runs/{name}-RECIPE)"
         sub.add_argument("--runs", dest="folder", type=Path, metavar="DIR", help=said)
         said = "data that the checkpoint is chosen on (default: all that the runs allow)"
-        sub.add_argument("--rule", nargs="+", choices=tuple(benchmark.rules), help=said)
+        sub.add_argument("--rule", nargs="+", choices=tuple(benchmark.rules), default=(), help=said)
         if benchmark.answer_columns:
-            sub.add_argument("--answers", type=int, metavar="N", help="compare N answers a scene, not the one")
+            sub.add_argument("--answers", type=int, help="compare N answers a scene, not the one")
         _add_output(sub)
         _add_config(sub, benchmark)
 
@@ -338,10 +329,10 @@ def _add_ablate(verbs: Any) -> None:
             f"examples:\n  torchcpl ablate {name} --recipe {SMALL} --epochs 2 --seeds 0 1 --jobs 2\n"
             f"  torchcpl ablate {name} --recipe {SMALL} --variants mine.toml --out results/mine.json"
         )
-        sub.add_argument("--variants", type=Path, metavar="FILE", help="TOML file of variants (default: those below)")
+        sub.add_argument("--variants", type=Path, help="TOML file of variants (default: those below)")
         sub.add_argument("--only", nargs="+", metavar="NAME", help="some of the variants, beside the base")
-        sub.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="N", help="a run of each (default: 0)")
-        sub.add_argument("--jobs", type=int, default=1, metavar="N", help="runs to train in parallel (default: 1)")
+        sub.add_argument("--seeds", nargs="+", type=int, default=(0,), help="a run of each")
+        sub.add_argument("--jobs", type=int, default=1, help="runs to train in parallel")
         said = f"folder of the runs, of table.json and of ablation.svg (default: runs/ablate-{name})"
         sub.add_argument("--runs", dest="folder", type=Path, metavar="DIR", help=said)
         _add_output(sub)
@@ -356,12 +347,10 @@ def _add_bench(verbs: Any) -> None:
         )
         sub.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="runs to time (default: untrained models)")
         _add_methods(sub, benchmark)
-        said = "batch sizes (default: 1 256)"
-        sub.add_argument("--batches", nargs="+", type=int, default=[1, 256], metavar="N", help=said)
-        sub.add_argument("--repeats", type=int, default=10, metavar="N", help="rounds to average over (default: 10)")
-        said = "predictions per round at batch 1 (default: 100)"
-        sub.add_argument("--examples", type=int, default=100, metavar="N", help=said)
-        said = "of the predictions; below float32, also the share of equal picks (default: 32-true)"
+        sub.add_argument("--batches", nargs="+", type=int, default=(1, 256), help="batch sizes")
+        sub.add_argument("--repeats", type=int, default=10, help="rounds to average over")
+        sub.add_argument("--examples", type=int, default=100, help="predictions per round at batch 1")
+        said = "of the predictions; below float32, also the share of equal picks"
         sub.add_argument("--precision", dest="rounded", choices=tuple(PRECISIONS), default="32-true", help=said)
         _add_output(sub)
         _add_config(sub, benchmark, "without RUN: the models", ("source", "device"))
@@ -371,14 +360,14 @@ def _add_report(verbs: Any) -> None:
     for name, _, sub in _per_task(verbs, report, "write an HTML report with figures of some runs"):
         sub.epilog = f"example:\n  torchcpl report {name} runs/{name}-cpl-s0 runs/{name}-pointer-s0 --out runs/report"
         sub.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="finished runs")
-        sub.add_argument("--out", type=Path, default=Path("runs/report"), help="folder (default: runs/report)")
+        sub.add_argument("--out", type=Path, default=Path("runs/report"), metavar="FOLDER", help="of the report")
         sub.add_argument("--explore", type=Path, metavar="PAGE", help="also write an interactive page of a CPL example")
 
 
 def _add_demo(verbs: Any) -> None:
     said = "Train all methods on small built-in data, compare them, write a table and a report."
     sub = _add(verbs, demo, "train and compare all methods in a few minutes", said)
-    sub.add_argument("task", nargs="?", choices=tuple(TASKS), default=DEMO, help=f"default: {DEMO}")
+    sub.add_argument("task", nargs="?", choices=tuple(TASKS), default=DEMO, help="which one")
     folders = ", ".join(f"runs/demo-{task}" for task in TASKS if task != DEMO)
     sub.add_argument("--out", type=Path, metavar="FOLDER", help=f"default: runs/demo, {folders}")
     _add_output(sub, "")
@@ -399,24 +388,24 @@ def _add_select(verbs: Any) -> None:
     )  # fmt: skip
     said = ".npy, .npz, .csv, .parquet, .jsonl (a column id names the rows) or a folder of images"
     sub.add_argument("file", type=Path, metavar="FILE", help=said)
-    sub.add_argument("--size", type=int, metavar="N", help="number of picks (default: chosen by the model)")
-    sub.add_argument("--min-size", type=int, default=1, metavar="N", help="at least so many picks (default: 1)")
-    sub.add_argument("--max-size", type=int, metavar="N", help="at most so many picks (default: no limit)")
-    said = "distance between the vectors; precomputed: the file is the matrix of distances (default: euclidean)"
+    sub.add_argument("--size", type=int, help="number of picks (default: chosen by the model)")
+    sub.add_argument("--min-size", type=int, default=1, help="at least so many picks")
+    sub.add_argument("--max-size", type=int, help="at most so many picks (default: no limit)")
+    said = "distance between the vectors; precomputed: the file is the matrix of distances"
     sub.add_argument("--metric", choices=METRICS, default="euclidean", help=said)
-    sub.add_argument("--require", nargs="+", metavar="ID", help="must be picked (row numbers where there are no ids)")
-    sub.add_argument("--forbid", nargs="+", metavar="ID", help="must not be picked")
+    said = "must be picked (row numbers where there are no ids)"
+    sub.add_argument("--require", nargs="+", default=(), metavar="ID", help=said)
+    sub.add_argument("--forbid", nargs="+", default=(), metavar="ID", help="must not be picked")
     sub.add_argument("--weights", metavar="COLUMN|FILE.npy", help="a number per row, added to its logit")
-    said = "distinct answers, likeliest first (default: 1)"
-    sub.add_argument("--hypotheses", type=int, default=1, metavar="N", help=said)
+    sub.add_argument("--hypotheses", type=int, default=1, help="distinct answers, likeliest first")
     sub.add_argument("--column", help="the vectors in a .npz, .parquet or .jsonl (default: the only ones)")
-    sub.add_argument("--resnet", type=Path, metavar="FILE", help="weights of a ResNet-18, for images")
+    sub.add_argument("--resnet", type=Path, help="weights of a ResNet-18, for images")
     sub.add_argument("--strict", action="store_true", help="refuse broken images instead of skipping them")
     _add_output(sub, "picks as .csv, .json, .parquet or .npy")
     sub.add_argument("--sheet", type=Path, metavar="FILE.html", help="contact sheet: every pick with its group")
     sub.add_argument("--explore", type=Path, metavar="PAGE", help="interactive page, for at most a few hundred rows")
     sub.add_argument("--copy", type=Path, metavar="FOLDER", help="copy the picked images there")
-    sub.add_argument("--seed", type=int, default=0, metavar="N", help="random seed (default: 0)")
+    sub.add_argument("--seed", type=int, default=0, help="random seed")
     sub.add_argument("--device", help="where to compute: cpu or cuda (default: cpu)")
 
 
@@ -431,12 +420,12 @@ def _add_scenes(verbs: Any) -> None:
     )  # fmt: skip
     said = (
         "procedural; a lane map (lane-graph/1, nuScenes map expansion or Argoverse 2 JSON) or a folder of them; "
-        "or a .npz that this command wrote (default: procedural)"
+        "or a .npz that this command wrote"
     )
-    sub.add_argument("--source", default="procedural", metavar="SOURCE", help=said)
-    defaults = PathsConfig()
-    sub.add_argument("--scenes", type=int, metavar="N", help=f"number of scenes (default: {defaults.scenes})")
-    sub.add_argument("--seed", type=int, metavar="N", help=f"seed of the scenes (default: {defaults.scenes_seed})")
+    sub.add_argument("--source", default="procedural", help=said)
+    add_arguments(sub, PathsConfig, ("scenes",))
+    said = f"seed of the scenes (default: {PathsConfig().scenes_seed})"
+    sub.add_argument("--seed", dest="scenes_seed", type=int, default=argparse.SUPPRESS, metavar="INT", help=said)
     said = (
         "scenes of more places, to train on (train paths --extra): roads may be cut off where the ego cannot go, every "
         "map is driven the other way, too, and most of the ground is warped"
@@ -446,7 +435,7 @@ def _add_scenes(verbs: Any) -> None:
     said = "draw some scenes with all their paths (default file: next to the scenes)"
     sub.add_argument("--show", nargs="?", type=Path, const=Path(), metavar="FILE.png", help=said)
     said = "print the number of scenes in each part of a split: index, geography, map:NAME"
-    sub.add_argument("--split", nargs="+", metavar="SPLIT", help=said)
+    sub.add_argument("--split", dest="splits", nargs="+", default=(), metavar="SPLIT", help=said)
 
 
 def _add_completion(verbs: Any) -> None:
@@ -457,12 +446,22 @@ def _add_completion(verbs: Any) -> None:
     _add(verbs, completion, "shell completion for bash and zsh", said)
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the epilog, shows defaults, and shows what an option takes by its type."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        shown = action.default not in (None, "", (), argparse.SUPPRESS) and action.nargs != 0  # 0: flags
+        return f"{action.help} (default: {words(action.default)})" if shown else str(action.help)
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return "N" if action.type is int else "FILE" if action.type is Path else action.dest.upper()
+
+
 class _Parser(argparse.ArgumentParser):
-    """Keeps the lines of the epilog, accepts no abbreviations, and points to --help on errors."""
+    """Accepts no abbreviations, and points to --help on errors."""
 
     def __init__(self, **settings: Any) -> None:
-        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(allow_abbrev=False, **settings)
+        super().__init__(allow_abbrev=False, formatter_class=_Help, **settings)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"torchcpl: error: {message}\nSee: {self.prog} --help\n")
@@ -497,7 +496,7 @@ def _per_task(verbs: Any, run: Verb, help: str) -> Iterator[Any]:
 
 def _add_output(parser: argparse.ArgumentParser, out: str = "JSON file to write (default: in runs/)") -> None:
     if out:
-        parser.add_argument("--out", type=Path, metavar="FILE", help=out)
+        parser.add_argument("--out", type=Path, help=out)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     form.add_argument("--json", action="store_true", help="print the table as JSON, and nothing else")
@@ -519,7 +518,7 @@ def _add_config(
     small = "" if only else f" (default without a GPU: {SMALL}, unless options of the model or its training are given)"
     said = f"settings shipped with torchcpl{small}"
     base.add_argument("--recipe", choices=tuple(recipes(benchmark.package)), help=said)
-    base.add_argument("--config", type=Path, metavar="FILE", help="settings in a TOML file")
+    base.add_argument("--config", type=Path, help="settings in a TOML file")
     add_arguments(group, benchmark.config, only)
 
 
@@ -543,7 +542,7 @@ def _config(benchmark: Benchmark[Any], options: argparse.Namespace, begun: Path 
 
 def _small(benchmark: Benchmark[Any], options: argparse.Namespace) -> bool:
     """Whether to train a small model: there is no GPU and no option of the model or its training is given."""
-    given = {f.name for f in fields(benchmark.config) if hasattr(options, f.name)}
+    given = given_options(benchmark.config, options).keys()
     device = device_of(benchmark.config(device=getattr(options, "device", "auto")))
     return device.type == "cpu" and given <= {"method", "source", "seed", "device"} and options.verb is not bench
 
@@ -552,7 +551,7 @@ def _refuse_settings(benchmark: Benchmark[Any], options: argparse.Namespace) -> 
     """Raise if settings are given together with runs, which have their own."""
     without = ("recipe", "config", "methods", "seeds", "train", "jobs", "folder")
     given = [name for name in without if getattr(options, name, None) is not None]
-    given += [f.name for f in fields(benchmark.config) if hasattr(options, f.name)]  # absent unless given
+    given += given_options(benchmark.config, options)
     if given:
         option = {"folder": "runs"}.get(given[0], given[0]).replace("_", "-")
         raise ValueError(f"--{option}: expected no settings together with RUN, which has its own")

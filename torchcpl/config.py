@@ -61,27 +61,55 @@ class TrainConfig:
     devices: int = option(1, "number of processes (DDP)", low=1)
 
     def __post_init__(self) -> None:
-        _normalise(self)
+        """Check every field's type, choices and bounds; convert int to float and list to tuple where it wants that."""
+        types = get_type_hints(type(self))
+        for f in dataclasses.fields(self):
+            value, kind = getattr(self, f.name), types[f.name]
+            label = f"{type(self).__name__}.{f.name} = {short(value)}"
+            if get_origin(kind) is not tuple:
+                value = _checked(value, kind, label, f.metadata)
+            elif isinstance(value, list | tuple):
+                value = tuple(_checked(item, get_args(kind)[0], label, f.metadata) for item in value)
+            else:
+                raise ValueError(f"{label}: expected {kind}")
+            object.__setattr__(self, f.name, value)
+
+
+def _checked(value: Any, kind: Any, label: str, metadata: Mapping[str, Any]) -> Any:
+    if type(value) is int and abs(value) > LARGEST:
+        raise ValueError(f"{label}: expected a number of at most {LARGEST}")
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{label}: expected {kind.__name__}")
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"{label}: expected a finite number")
+    if metadata["choices"] and value not in metadata["choices"]:
+        raise ValueError(f"{label}: expected one of {words(metadata['choices'])}")
+    low, high = metadata["low"], metadata["high"]
+    if low is not None and value < low:
+        raise ValueError(f"{label}: expected at least {low}")
+    if high is not None and value > high:
+        raise ValueError(f"{label}: expected at most {high}")
+    return value
 
 
 def to_toml(config: TrainConfig) -> str:
     """The configuration as TOML, one line per field; `from_toml` reads it back."""
-    return "".join(f"{f.name} = {_toml(getattr(config, f.name))}\n" for f in dataclasses.fields(config))
-
-
-def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """The values in a TOML text, named ``source`` in errors."""
-    tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    try:
-        values: dict[str, Any] = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # not TOML, a number of 5,000 digits, deeply nested arrays
-        raise ValueError(f"{source}: not TOML: {error}") from None
-    return values
+    # A JSON value is a TOML value, except that TOML wants DEL escaped.
+    values = {name: json.dumps(value, ensure_ascii=False) for name, value in vars(config).items()}
+    return "".join(f"{name} = {value}\n" for name, value in values.items()).replace("\x7f", "\\u007f")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The values in a TOML file; ValueErrors name the file."""
-    return parse_toml(read_text(path), str(path))
+    tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    text = read_text(path)
+    try:
+        values: dict[str, Any] = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # not TOML, a number of 5,000 digits, deeply nested arrays
+        raise ValueError(f"{path}: not TOML: {error}") from None
+    return values
 
 
 def from_toml(cls: type[C], path: str | Path) -> C:
@@ -93,8 +121,7 @@ def from_toml(cls: type[C], path: str | Path) -> C:
 
 def override(config: C, **changes: Any) -> C:
     """A copy of ``config`` with some fields changed."""
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    return _build(type(config), values | changes)
+    return _build(type(config), vars(config) | changes)
 
 
 def add_arguments(parser: argparse._ActionsContainer, cls: type[TrainConfig], only: Collection[str] = ()) -> None:
@@ -104,7 +131,7 @@ def add_arguments(parser: argparse._ActionsContainer, cls: type[TrainConfig], on
         if only and f.name not in only:
             continue
         kind, choices = types[f.name], f.metadata["choices"] or None
-        default = f" (default: {_words(f.default)})" if f.default not in ("", ()) else ""
+        default = f" (default: {words(f.default)})" if f.default not in ("", ()) else ""
         help = (f.metadata["help"] + default).replace("%", "%%")
         # Absent from the namespace unless given, so that it overrides a TOML file only then.
         shared: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS, "help": help}
@@ -118,10 +145,14 @@ def add_arguments(parser: argparse._ActionsContainer, cls: type[TrainConfig], on
             parser.add_argument(name, type=kind, choices=choices, metavar=metavar, **shared)
 
 
+def given_options(cls: type[TrainConfig], namespace: argparse.Namespace) -> dict[str, Any]:
+    """The parsed options that are fields of ``cls``."""
+    return {f.name: getattr(namespace, f.name) for f in dataclasses.fields(cls) if hasattr(namespace, f.name)}
+
+
 def from_args(cls: type[C], namespace: argparse.Namespace, base: C | None = None) -> C:
     """A configuration from parsed options; the others are as in ``base``, or have their defaults."""
-    given = {f.name: getattr(namespace, f.name) for f in dataclasses.fields(cls) if hasattr(namespace, f.name)}
-    return _build(cls, given) if base is None else override(base, **given)
+    return override(base or cls(), **given_options(cls, namespace))
 
 
 def _build(cls: type[C], values: Mapping[str, Any]) -> C:
@@ -134,50 +165,6 @@ def _build(cls: type[C], values: Mapping[str, Any]) -> C:
     return cls(**values)
 
 
-def _normalise(config: TrainConfig) -> None:
-    """Check every field's type, choices and bounds; convert int to float and list to tuple where the field wants it."""
-    types = get_type_hints(type(config))
-    for f in dataclasses.fields(config):
-        value, kind = getattr(config, f.name), types[f.name]
-        label = f"{type(config).__name__}.{f.name} = {short(value)}"
-        if get_origin(kind) is tuple:
-            if not isinstance(value, list | tuple):
-                raise ValueError(f"{label}: expected {kind}")
-            value = tuple(_scalar(item, get_args(kind)[0], label, f.metadata) for item in value)
-        else:
-            value = _scalar(value, kind, label, f.metadata)
-        object.__setattr__(config, f.name, value)
-
-
-def _scalar(value: Any, kind: Any, label: str, metadata: Mapping[str, Any]) -> Any:
-    if type(value) is int and abs(value) > LARGEST:
-        raise ValueError(f"{label}: expected a number of at most {LARGEST}")
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise ValueError(f"{label}: expected {kind.__name__}")
-    if kind is float and not math.isfinite(value):
-        raise ValueError(f"{label}: expected a finite number")
-    if metadata["choices"] and value not in metadata["choices"]:
-        raise ValueError(f"{label}: expected one of {_words(metadata['choices'])}")
-    low, high = metadata["low"], metadata["high"]
-    if low is not None and value < low:
-        raise ValueError(f"{label}: expected at least {low}")
-    if high is not None and value > high:
-        raise ValueError(f"{label}: expected at most {high}")
-    return value
-
-
-def _words(value: Any) -> str:
+def words(value: Any) -> str:
+    """A value, or the items of a tuple, for a message."""
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        # A JSON string is a TOML string, except that TOML wants DEL escaped.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)

@@ -14,7 +14,7 @@ import mimetypes
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ ANSWERS = 6  # as many as the page lists
 class Explorer:
     """A page made by :func:`explore`. A notebook shows it inline."""
 
-    html: str
+    html: str = field(repr=False)
 
     def save(self, path: str | Path) -> None:
         """Write the page, atomically."""
@@ -55,9 +55,6 @@ class Explorer:
     def _repr_html_(self) -> str:
         page = html.escape(self.html, quote=True)
         return f'<iframe srcdoc="{page}" style="width:100%;height:760px;border:0" title="Explorer"></iframe>'
-
-    def __repr__(self) -> str:
-        return f"Explorer({len(self.html):,} characters)"
 
 
 @torch.no_grad()
@@ -97,6 +94,10 @@ def explore(
     if not isinstance(title, str):
         raise ValueError(f"title: expected a string, got {describe(title)}")
     mask = pot.mask[row].tolist()
+    if labels is not None:
+        several = isinstance(labels, list | tuple) and len(labels) == len(mask)
+        if not several or not all(isinstance(label, str) for label in labels):
+            raise ValueError(f"labels: expected {len(mask)} strings, one a candidate, got {describe(labels)}")
     options = {"max_len": max_len, "min_len": min_len, "stop_threshold": stop_threshold}
     shown = _items(items, background, mask)
     data = {
@@ -104,7 +105,7 @@ def explore(
         **_process(pot, row, stop_bias, constraints, options, shown if connect else None),
         "connect": connect,
         "items": shown,
-        "labels": None if labels is None else _texts("labels", labels, len(mask)),
+        "labels": labels,
     }
     page = page_of(data)
     if path is not None:
@@ -249,12 +250,6 @@ def _packed(table: Tensor, bits: int | None = None) -> dict[str, Any]:
     return packed
 
 
-def _texts(name: str, given: Any, count: int) -> list[str]:
-    if not isinstance(given, list | tuple) or len(given) != count or not all(isinstance(text, str) for text in given):
-        raise ValueError(f"{name}: expected {count} strings, one a candidate, got {describe(given)}")
-    return list(given)
-
-
 def _array(name: str, given: Any) -> Any:
     """A tensor as an array; anything else as it came."""
     if not isinstance(given, Tensor):
@@ -287,10 +282,8 @@ def _items(items: Any, background: Any, mask: list[bool]) -> dict[str, Any]:
     if all(isinstance(item, str) for item in items):
         return {"type": "text", "values": [str(item) for item in items]}
     side = max(16, min(SIDE, int((PIXELS / max(1, sum(mask))) ** 0.5)))
-    return {
-        "type": "image",
-        "values": [_thumbnail(item, side) if real else "" for item, real in zip(items, mask, strict=True)],
-    }
+    images = [_thumbnail(item, side) if real else "" for item, real in zip(items, mask, strict=True)]
+    return {"type": "image", "values": images}
 
 
 def _thumbnail(item: Any, side: int) -> str:
@@ -302,8 +295,6 @@ def _thumbnail(item: Any, side: int) -> str:
         return f"data:{mime};base64,{base64.b64encode(item.read_bytes()).decode()}"
     pixels = _pixels("items", item)
     step = -(-max(pixels.shape[:2]) // side)
-    if step == 1:
-        return _png(pixels)
     pixels = np.pad(pixels, [(0, -extent % step) for extent in pixels.shape[:2]] + [(0, 0)], mode="edge")
     tiles = pixels.reshape(pixels.shape[0] // step, step, pixels.shape[1] // step, step, 3)
     return _png(tiles.mean((1, 3)).astype(np.uint8))
@@ -325,8 +316,7 @@ def _pixels(name: str, image: Any) -> Array:
 def _png(pixels: Array) -> str:
     """(H, W, 3) uint8 as the address of a PNG."""
     height, width, _ = pixels.shape
-    lines = np.zeros((height, 1 + 3 * width), dtype=np.uint8)  # a filter byte, 0, before every line
-    lines[:, 1:] = pixels.reshape(height, -1)
+    lines = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0)))  # a filter byte, 0, before every line
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))

@@ -37,8 +37,7 @@ def write_atomic(path: str | Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with named(path):
-            write_synced(temporary, data)
+        write_synced(temporary, data, name=path)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -46,9 +45,9 @@ def write_atomic(path: str | Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-def write_synced(path: Path, data: bytes, mode: str = "wb") -> None:
-    """Write a file, or append to it with mode ``ab``, and fsync."""
-    with open(path, mode) as file:
+def write_synced(path: Path, data: bytes, mode: str = "wb", name: Path | None = None) -> None:
+    """Write a file, or append to it with mode ``ab``, and fsync; an OSError says ``name``, by default the path."""
+    with named(name or path), open(path, mode) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchcpl.checkpoints import load_checkpoint, load_weights
 from torchcpl.checks import check_choice, check_count, describe
@@ -92,7 +93,7 @@ class Predictor:
         benchmark, _, model, knob = self.loaded
         return model.select(benchmark.collate(model, examples_of(x, benchmark.rank)), knob)
 
-    def __call__(self, batch: Mapping[str, NDArray[Any]] | NDArray[Any]) -> dict[str, NDArray[Any]]:
+    def __call__(self, batch: Mapping[str, NDArray[Any]] | Sequence[Any] | NDArray[Any]) -> dict[str, NDArray[Any]]:
         """``indices`` (B, T), −1 after the end, ``lengths``, ``log_prob``, …, and the batch's other columns."""
         benchmark, config, *_ = self.loaded
         column = self.column or benchmark.column
@@ -102,10 +103,10 @@ class Predictor:
                 raise ValueError(f"batch: expected a column {name}, got {', '.join(columns)}")
         cells, kept = columns[column], {name: np.asarray(value) for name, value in columns.items() if name != column}
         first = np.asarray(cells[0]) if len(cells) else np.empty(0, object)
-        if not self.group and first.ndim < benchmark.rank and first.dtype != object:  # object: nested lists
-            raise ValueError(f"column {column}: expected one example per row, got an item; group them by --group")
         if self.group:
-            cells, kept = [np.stack(list(cells))], {self.group: kept[self.group][:1]}  # type: ignore[assignment]
+            cells, kept = [np.stack(list(cells))], {self.group: kept[self.group][:1]}
+        elif first.ndim < benchmark.rank and first.dtype != object:  # object: nested lists
+            raise ValueError(f"column {column}: expected one example per row, got an item; group them by --group")
         answers = benchmark.answers(self.select(list(cells)))
         width = getattr(config, "max_len", 0)  # padded alike in every batch
         return kept | {name: _padded(value, width) for name, value in answers.items()}
@@ -149,12 +150,10 @@ def _tensor(example: Any, row: int) -> Tensor:
 
 def _padded(values: Tensor, width: int) -> NDArray[Any]:
     """As an array; picks (B, T, ...) are padded to ``width``."""
-    array: NDArray[Any] = values.cpu().numpy()
-    if array.ndim > 1 and array.shape[1] < width:
-        fill = 0.0 if array.ndim == 2 and array.dtype.kind == "f" else -1  # step_log_prob is 0 after the end
-        widths = [(0, 0), (0, width - array.shape[1]), *[(0, 0)] * (array.ndim - 2)]
-        array = np.pad(array, widths, constant_values=fill)
-    return array
+    if values.dim() > 1 and values.shape[1] < width:
+        fill = 0.0 if values.dim() == 2 and values.is_floating_point() else -1  # step_log_prob is 0 after the end
+        values = pad(values, [0, 0] * (values.dim() - 2) + [0, width - values.shape[1]], value=fill)
+    return values.cpu().numpy()
 
 
 # ------------------------------------------------------------------------------------------------------------- files
@@ -177,17 +176,17 @@ def predict_file(
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
     stored = path.suffix == PARQUET or (path.is_dir() and any(path.glob(f"*{PARQUET}")))
-    if engine == "ray" and not stored:
-        raise ValueError(f"{path}: expected Parquet for the engine ray")
+    if not stored and (engine == "ray" or predictor.group):
+        raise ValueError(f"{path}: expected Parquet for {'the engine ray' if engine == 'ray' else '--group'}")
+    if engine == "ray":
+        batches = _ray(predictor, path, batch_size, workers)
+    else:
+        _ = predictor.loaded  # whose errors name the run, those that follow the file
+        batches = _arrow(predictor, path, batch_size) if stored else _read(predictor, path, batch_size, limit)
     try:
-        if engine == "ray":
-            batches = _ray(predictor, path, batch_size, workers)
-        else:
-            batches = _arrow(predictor, path, batch_size) if stored else _read(predictor, path, batch_size, limit)
         records = [record for batch in batches for record in _records(batch)]
     except ValueError as error:
-        named = str(error).startswith(str(path)) or predictor.run in str(error)
-        raise ValueError(str(error) if named else f"{path}: {error}") from error
+        raise ValueError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
     if not records:
         raise ValueError(f"{path}: expected at least one example, got none")
     records = [{"row": row, **record} for row, record in enumerate(records[:limit])]
@@ -213,8 +212,7 @@ def _read(predictor: Predictor, path: Path, size: int, limit: int | None) -> Ite
     benchmark = predictor.loaded.benchmark
     examples = benchmark.read_examples(path, predictor.column or benchmark.column, limit)
     for start in track(range(0, len(examples), size), "predicting"):
-        answers = benchmark.answers(predictor.select(examples[start : start + size]))
-        yield {name: value.cpu().numpy() for name, value in answers.items()}
+        yield predictor(examples[start : start + size])
 
 
 def _arrow(predictor: Predictor, path: Path, size: int) -> Iterator[dict[str, NDArray[Any]]]:

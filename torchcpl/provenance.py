@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -55,10 +56,8 @@ def _command() -> str:
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in ("torchcpl", "torch", "numpy", "triton"):
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     # The metadata lacks the build (+cpu, +cu126).
     return versions | {"torch": str(torch.__version__)}
 

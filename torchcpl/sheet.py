@@ -78,7 +78,7 @@ def write_sheet(path: str | Path, vectors: Vectors, picks: Sequence[Mapping[str,
 
 
 def write_explorer(
-    path: str | Path, vectors: Vectors, weights: Any, metric: str, sizes: tuple[int | None, int, int | None],
+    path: str | Path, vectors: Vectors, metric: str, sizes: tuple[int | None, int, int | None],
     required: list[int], forbidden: list[int],
 ) -> None:  # fmt: skip
     """Write a page to explore the selection, with thumbnails if the items are images, of a few hundred rows.
@@ -86,7 +86,7 @@ def write_explorer(
     ``sizes`` are the number of picks, if given, and the fewest and the most.
     """
     size, least, most = sizes
-    pot = pile_potentials(vectors.values, metric, weights, required, forbidden, size or least)
+    pot = pile_potentials(vectors.values, metric, vectors.weights, required, forbidden, size or least)
     shape = (1, pot.num_candidates)
     must, never = (as_mask("rows", rows, shape, pot.mask.device) for rows in (required, forbidden))
     names = [vectors.name(row) for row in range(len(vectors))]

@@ -141,17 +141,12 @@ def fit(task: Task, run: str | Path, *, resume: bool = False, progress: bool = T
         if state and state["finished"]:
             return state
         try:
-            with _Journal(run, task, loop.done, fabric.is_global_zero, progress) as journal:
+            journal = _Journal(run, task, loop.done, fabric.is_global_zero, progress)
+            with contextlib.closing(journal):
                 return loop.train(journal, interrupted)
         except Exception:
             loop.save_best()
             raise
-
-
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    """Parameters and buffers."""
-    yield from model.parameters()
-    yield from model.buffers()
 
 
 def _signature(parts: dict[str, Any]) -> dict[str, Any]:
@@ -193,6 +188,8 @@ class _Loop:
             capturable=cuda,
         )
         self.module, self.stepper = fabric.setup(_Losses(self.model), self.optimizer)
+        # The statistics of normalisation layers are averaged, too: those of the latest weights do not suit the average.
+        self.pairs = list(zip(self.average.state_dict().values(), self.model.state_dict().values(), strict=True))
         self.captured: Captured | None = None
         self.capture = config.capture and cuda and fabric.world_size == 1 and task.capturable
         self.zero = torch.zeros((), device=fabric.device)
@@ -224,7 +221,7 @@ class _Loop:
                 loss = float(self.totals[self.terms.index("loss")]) / self.count
                 journal.progress_to(self.done, loss, (self.done - self.start) / (time.monotonic() - self.clock))
             if validating:
-                journal.validation(self._validate(), self.best)
+                journal.validation(*self._validate())
             stale = time.monotonic() - self.saved >= config.checkpoint_seconds
             if stop or (validating and fabric.broadcast(finished or stale)):
                 state = self._save()
@@ -281,11 +278,9 @@ class _Loop:
     def _average(self, step: int) -> None:
         # A smaller decay at first, or for 1 / (1 - ema) steps the initial weights would dominate.
         decay = min(self.config.ema, (1 + step) / (10 + step))
-        # The statistics of normalisation layers too: those of the latest weights do not suit the average.
-        pairs = list(zip(_tensors(self.average), _tensors(self.model), strict=True))
-        mine, theirs = zip(*(pair for pair in pairs if pair[0].is_floating_point()), strict=True)
+        mine, theirs = zip(*(pair for pair in self.pairs if pair[0].is_floating_point()), strict=True)
         torch._foreach_lerp_(mine, theirs, 1 - decay)
-        for own, other in pairs:
+        for own, other in self.pairs:
             if not own.is_floating_point():
                 own.copy_(other)
 
@@ -322,8 +317,8 @@ class _Loop:
     def _when(self, step: int) -> str:
         return f"epoch {step // self.task.steps_per_epoch + 1}, step {step} (from 0)"
 
-    def _validate(self) -> dict[str, Any]:
-        """Metrics and mean losses, as a record of the history; updates the best so far."""
+    def _validate(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Metrics and mean losses, as a record of the history, and the best so far, which this updates."""
         self.average.eval()
         with torch.no_grad():
             metrics = {name: float(value) for name, value in self.task.validate(self.average).items()}
@@ -345,7 +340,7 @@ class _Loop:
             self.unsaved_best = weights, state | {"best": self.best}
         lr = learning_rate(self.config, self.done - 1, self.steps)
         shared = {name: state[name] for name in ("epoch", "step", "seconds", "metrics")}
-        return shared | {"lr": lr, "loss": losses["loss"], "losses": losses}
+        return shared | {"lr": lr, "loss": losses["loss"], "losses": losses}, self.best
 
     def _state(self) -> dict[str, Any]:
         """The contents of state.json, which `fit` returns."""
@@ -401,21 +396,19 @@ class _Loop:
             load_weights(self.model, training["weights"], str(self.run / "last"))
         self.done, self.seconds, self.peak = state["step"], state["seconds"], state["peak_mib"] or 0.0
         self.metrics, self.best = state["metrics"], state["best"]
+        rank, cpu = self.fabric.global_rank, torch.get_rng_state().numel()
         try:
-            self._restore_training(training)
+            self.optimizer.load_state_dict(training["optimizer"])
+            self._watch(training["terms"])
+            self.totals.copy_(training["totals"][rank])
+            self.count = training["count"]
+            random = training["random"][rank]
+            torch.set_rng_state(random[:cpu].clone())  # torch ignores the storage offset of a view
+            if self.fabric.device.type == "cuda":
+                torch.cuda.set_rng_state(random[cpu:].clone(), self.fabric.device)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             path = self.run / "last" / "optimizer.pt"
             raise CheckpointError(f"{path}: does not fit this model and optimiser: {error}") from error
-
-    def _restore_training(self, training: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(training["optimizer"])
-        self._watch(training["terms"])
-        self.totals.copy_(training["totals"][self.fabric.global_rank])
-        self.count = training["count"]
-        random, cpu = training["random"][self.fabric.global_rank], torch.get_rng_state().numel()
-        torch.set_rng_state(random[:cpu].clone())  # torch ignores the storage offset of a view
-        if self.fabric.device.type == "cuda":
-            torch.cuda.set_rng_state(random[cpu:].clone(), self.fabric.device)
 
 
 class _Journal:
@@ -424,49 +417,42 @@ class _Journal:
     def __init__(self, run: Path, task: Task, done: int, main: bool, progress: bool) -> None:
         with extra():
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, Progress, TimeRemainingColumn
             from torch.utils.tensorboard import SummaryWriter
-        self.task, self.epochs = task, task.config.epochs
-        columns = [TextColumn("{task.description}"), BarColumn(20), TimeRemainingColumn()]
-        columns += [TextColumn(f"{{task.fields[{name}]}}") for name in ("epoch", "loss", "value", "speed")]
+        self.run, self.task = run, task
         console = Console(stderr=True)  # stdout may carry JSON
+        columns = "{task.description}", BarColumn(20), TimeRemainingColumn(), "{task.fields[said]} {task.fields[score]}"
         self.progress = Progress(*columns, console=console, disable=not (main and progress and console.is_interactive))
-        blank: dict[str, Any] = dict.fromkeys(("epoch", "loss", "value", "speed"), "")
-        self.bar = self.progress.add_task(run.name, total=self.epochs * task.steps_per_epoch, completed=done, **blank)
+        steps = task.config.epochs * task.steps_per_epoch
+        self.bar = self.progress.add_task(run.name, total=steps, completed=done, said="", score="")
         self.logs = SummaryWriter(str(run / "tensorboard"), purge_step=done + 1) if main else None
-        self.history = run / "history.jsonl"
-
-    def __enter__(self) -> _Journal:
         self.progress.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.progress.stop()
         if self.logs:
-            with named(self.history.with_name("tensorboard")):
+            with named(self.run / "tensorboard"):
                 self.logs.close()
 
     def progress_to(self, done: int, loss: float, speed: float) -> None:
         """Move the bar to ``done`` steps; ``loss`` is the mean since the last validation."""
-        epoch = f"{math.ceil(done / self.task.steps_per_epoch)}/{self.epochs}"
         self.speed = speed
-        self.progress.update(
-            self.bar, completed=done, epoch=epoch, loss=f"loss {loss:.4g}", speed=f"{speed:.3g} steps/s"
-        )
+        epoch = math.ceil(done / self.task.steps_per_epoch)
+        said = f"{epoch}/{self.task.config.epochs} {speed:.3g} steps/s loss {loss:.4g}"
+        self.progress.update(self.bar, completed=done, said=said)
 
-    def validation(self, record: dict[str, Any], best: dict[str, Any] | None) -> None:
+    def validation(self, record: dict[str, Any], best: dict[str, Any]) -> None:
         """Record a validation."""
-        name, value = self.task.metric, record["metrics"][self.task.metric]
-        text = " best ".join(f"{x:.4g}" if x is not None else "–" for x in (value, best and best["value"]))
-        self.progress.update(self.bar, value=f"{name} {text}")
+        values = record["metrics"][self.task.metric], best["value"]
+        said = " best ".join("–" if value is None else f"{value:.4g}" for value in values)
+        self.progress.update(self.bar, score=f"{self.task.metric} {said}")
         if not self.logs:
             return
-        with named(self.history):
-            write_synced(self.history, (json.dumps(record, allow_nan=False) + "\n").encode(), "ab")
+        write_synced(self.run / "history.jsonl", (json.dumps(record, allow_nan=False) + "\n").encode(), "ab")
         curves = {"train/lr": record["lr"], "train/steps_per_second": self.speed}
         curves |= {f"train/{key}": x for key, x in record["losses"].items()}
         curves |= {f"validation/{key}": x for key, x in record["metrics"].items() if x is not None}
-        with named(self.history.with_name("tensorboard")):
+        with named(self.run / "tensorboard"):
             for key, x in curves.items():
                 self.logs.add_scalar(key, x, record["step"])
             self.logs.flush()

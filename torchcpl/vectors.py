@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class Vectors:
     """Rows of a file: ``values`` (N, D), perhaps mapped from disk; their names, if any; for images where they are."""
 
     values: NDArray[Any]
-    ids: list[str] | None
+    ids: list[str] | None = None
     weights: NDArray[Any] | None = None
     files: Sequence[Path] | None = None
     skipped: int = 0  # images that could not be read
@@ -58,46 +59,52 @@ def read_vectors(
 
     ``.npy``: (N, D), mapped from disk. ``.npz``: its only 2-D array, or the one named ``column``; names from ``ids``.
     ``.csv``: all columns are numbers but ``id``. ``.parquet``, ``.jsonl``: ``column`` holds the vectors, by default the
-    only one of lists; names from ``id``, or the index of pandas. In these three ``weights`` may name a column. A folder
-    of images goes through the ResNet-18 whose weights are in ``resnet``; broken ones are skipped and counted, or with
-    ``strict`` refused.
+    only one of lists; names from ``id``, or the index of pandas. ``weights``, a number a row: a column of one of these
+    three, or a file ``.npy`` of (N,) or (N, 1). A folder of images goes through the ResNet-18 whose weights are in
+    ``resnet``; broken ones are skipped and counted, or with ``strict`` refused.
     """
     path = Path(path)
-    if path.is_dir():
-        return _images(path, resnet, strict)
+    found = _images(path, resnet, strict) if path.is_dir() else _rows(path, column, weights)
+    if weights is None or found.weights is not None:
+        return found
+    if not weights.endswith(".npy"):
+        raise ValueError(f"--weights: expected a column of {path} or a file .npy, got {weights!r}")
+    given, _ = _numpy(Path(weights), None)
+    return replace(found, weights=given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given)
+
+
+def _rows(path: Path, column: str | None, weights: str | None) -> Vectors:
+    """The rows of a file, with their weights if those are one of its columns."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file or folder")
-    kind = path.suffix.lower()
+    kind, bonus = path.suffix.lower(), None
     if kind not in READ:
         raise ValueError(f"{path}: expected a folder of images or one of {', '.join(READ)}")
     if kind in (".npy", ".npz"):
-        return _checked(path, *_numpy(path, column), None)
-    if kind == ".parquet":
-        table: dict[str, list[Any]] = read_parquet(path).to_pydict()
+        values, ids = _numpy(path, column)
     else:
-        table = _csv(path) if kind == ".csv" else _jsonl(path)
-    index = [table.pop(name) for name in INDEX if name in table]
-    ids = table.pop("id", index[0] if index else None)
-    bonus = _numbers(path, weights, table.pop(weights)) if weights in table else None
-    return _checked(path, _matrix(path, table, column), ids, bonus)
-
-
-def _checked(path: Path, values: NDArray[Any], ids: Iterable[Any] | None, weights: NDArray[Any] | None) -> Vectors:
+        table = {".csv": _csv, ".jsonl": _jsonl, ".parquet": lambda path: read_parquet(path).to_pydict()}[kind](path)
+        index = [table.pop(name) for name in INDEX if name in table]
+        ids = table.pop("id", index[0] if index else None)
+        bonus = _numbers(path, weights, table.pop(weights)) if weights in table else None
+        values = _matrix(path, table, column)
     if values.dtype.kind not in "fiu":
         raise ValueError(f"{path}: expected numbers, got an array of dtype {values.dtype}")
     if values.ndim != 2 or 0 in values.shape:
         raise ValueError(f"{path}: expected (N, D) with at least one row and column, got shape {values.shape}")
-    names = None if ids is None else [str(name) for name in ids]
-    if names is not None and len(names) != len(values):
+    if ids is None:
+        return Vectors(values, weights=bonus)
+    names = [str(name) for name in ids]
+    if len(names) != len(values):
         raise ValueError(f"{path}: expected {len(values)} ids, one a row, got {len(names)}")
-    if names is not None and len(set(names)) < len(names):
-        seen: set[str] = set()
-        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"{path}: expected different ids, got {twice!r} twice")
-    return Vectors(values, names, weights)
+    ((name, times),) = Counter(names).most_common(1)
+    if times > 1:
+        raise ValueError(f"{path}: expected different ids, got {name!r} twice")
+    return Vectors(values, names, bonus)
 
 
-def _numpy(path: Path, column: str | None) -> tuple[NDArray[Any], NDArray[Any] | None]:
+def _numpy(path: Path, column: str | None) -> tuple[NDArray[Any], Any]:
+    """The vectors and, if there are any, the ids."""
     arrays = read_npz(path)
     if list(arrays) == ["array"] and column is None:  # an .npy
         return arrays["array"], None
@@ -106,14 +113,6 @@ def _numpy(path: Path, column: str | None) -> tuple[NDArray[Any], NDArray[Any] |
     if len(found) != 1 or found[0] not in arrays:
         raise ValueError(f"{path}: expected --column, one of {', '.join(arrays) or 'no arrays'}, got {column!r}")
     return arrays[found[0]], ids
-
-
-def read_weights(path: Path, given: str) -> NDArray[Any]:
-    """A number a row, (N,) or (N, 1) in a ``.npy``; ``path`` is that of the vectors."""
-    if not given.endswith(".npy"):
-        raise ValueError(f"--weights: expected a column of {path} or a file .npy, got {given!r}")
-    values, _ = _numpy(Path(given), None)
-    return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
 
 
 def _csv(path: Path) -> dict[str, list[Any]]:
@@ -144,8 +143,8 @@ def _is_number(text: str) -> bool:
 
 
 def _jsonl(path: Path) -> dict[str, list[Any]]:
-    lines = filter(str.strip, read_text(path).split("\n"))
-    records = [parse_json(line, f"{path}: line {number}") for number, line in enumerate(lines, 1)]
+    lines = enumerate(read_text(path).split("\n"), 1)
+    records = [parse_json(line, f"{path}: line {number}") for number, line in lines if line.strip()]
     if not records:
         raise ValueError(f"{path}: expected rows, got an empty file")
     records = [{"vector": record} if isinstance(record, list) else record for record in records]
@@ -222,10 +221,8 @@ def read_image(path: Path, side: int) -> NDArray[np.uint8] | None:
     return np.ascontiguousarray(cv2.resize(square, (side, side), interpolation=cv2.INTER_AREA))
 
 
-def write_picks(path: str | Path, picks: Sequence[Mapping[str, Any]]) -> None:
+def write_picks(path: Path, picks: Sequence[Mapping[str, Any]]) -> None:
     """One record a pick as ``.csv``, ``.json`` or ``.parquet``, or their rows alone as ``.npy``."""
-    path = Path(path)
-    check_out(path)
     raw = io.BytesIO()
     if path.suffix == ".json":
         write_json(path, list(picks))

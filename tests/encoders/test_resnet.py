@@ -85,13 +85,13 @@ def test_bad_cut() -> None:
 
 
 def test_prepare() -> None:
-    images = torch.randint(0, 256, (2, 5, 7, 3), dtype=torch.uint8)
-    plain = prepare(images, size=None)
+    images = torch.randint(0, 256, (2, 224, 224, 3), dtype=torch.uint8)
+    plain = prepare(images)
     for channel in range(3):
         value = (images[1, 4, 6, channel].item() / 255 - IMAGENET_MEAN[channel]) / IMAGENET_STD[channel]
         assert plain[1, channel, 4, 6].item() == pytest.approx(value, abs=1e-5)
-    assert prepare(images).shape == (2, 3, 224, 224)
-    assert prepare(images[:, :5, :5], size=5).is_contiguous(memory_format=torch.channels_last)
+    assert plain.is_contiguous(memory_format=torch.channels_last)
+    assert prepare(images[:, :5, :7]).shape == (2, 3, 224, 224)
     with pytest.raises(ValueError, match="images: expected a uint8"):
         prepare(images.float())
 

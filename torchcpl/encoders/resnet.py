@@ -19,26 +19,22 @@ from torchcpl.files import extra
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+SIDE = 224  # of the images it is trained on
 
 
-def prepare(images: Tensor, size: int | None = 224) -> Tensor:
-    """Normalise images with the ImageNet mean and std, (x / 255 − mean) / std, and resize them to a square.
+def prepare(images: Tensor) -> Tensor:
+    """Images (B, H, W, 3), uint8 RGB, as a ResNet takes them: (B, 3, 224, 224) float32, channels last in memory.
 
-    Args:
-        images: (B, H, W, 3) uint8, RGB.
-        size: side after bilinear interpolation; ``None`` keeps H and W.
-
-    Returns:
-        (B, 3, size, size) float32, channels last in memory.
+    They are normalised with the ImageNet mean and std, (x / 255 − mean) / std, and resized bilinearly.
     """
     if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != torch.uint8:
         raise ValueError(f"images: expected a uint8 tensor of shape (B, H, W, 3), got {describe(images)}")
     mean = torch.tensor(IMAGENET_MEAN, device=images.device)
     std = torch.tensor(IMAGENET_STD, device=images.device)
     x = ((images.float() / 255 - mean) / std).permute(0, 3, 1, 2)  # (B, 3, H, W), channels last
-    if size is not None and x.shape[-2:] != (size, size):
-        x = F.interpolate(x, size=(size, size), mode="bilinear", align_corners=False)
-    return x
+    if x.shape[-2:] == (SIDE, SIDE):
+        return x
+    return F.interpolate(x, size=(SIDE, SIDE), mode="bilinear", align_corners=False)
 
 
 class BasicBlock(nn.Module):

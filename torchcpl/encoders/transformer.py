@@ -41,8 +41,7 @@ class Attention(nn.Module):
         return out
 
     def _split(self, x: Tensor) -> Tensor:
-        batch, steps, dim = x.shape
-        return x.view(batch, steps, self.heads, dim // self.heads).transpose(1, 2)  # (B, H, N, d/H)
+        return x.view(*x.shape[:2], self.heads, x.shape[2] // self.heads).transpose(1, 2)  # (B, H, N, d/H)
 
 
 class EncoderLayer(nn.Module):
