@@ -480,11 +480,18 @@ def test_files_that_are_no_scenes_are_named(scenes: Scenes, tmp_path: Path) -> N
         load_scenes(bad)
 
 
+def test_attention_has_a_dropout_of_its_own() -> None:
+    for given, weights in ((0.3, 0.3), (0.0, 0.0)):
+        encoder = PathsModel(PathsConfig(**{**SMALL, "layers": 2, "attention_dropout": given})).encoder  # type: ignore[arg-type]
+        assert [layer.attention.dropout for layer in encoder.layers] == [weights] * len(encoder.layers)  # type: ignore[union-attr]
+        assert {part.p for part in encoder.modules() if isinstance(part, torch.nn.Dropout)} == {0.0}
+
+
 def test_the_defaults_are_the_papers() -> None:
     paper = {
         "epochs": 300, "batch_size": 256, "optimizer": "adamw", "lr": 3e-4, "weight_decay": 1e-4, "scenes": 6000,
         "val": 0.2, "held_out": 0.0, "split": "index", "dim": 128, "layers": 4, "heads": 8, "ffn": 512, "dropout": 0.1,
-        "hidden": 128, "score_hidden": 64, "decoder_layers": 2, "hypotheses": 6, "max_len": 100, "kind": "lowrank",
+        "attention_dropout": 0.1, "hidden": 128, "score_hidden": 64, "decoder_layers": 2, "hypotheses": 6, "max_len": 100, "kind": "lowrank",
         "live_stop": True, "selection_weight": 10.0, "offset_weight": 5.0, "schedule": "constant",
     }  # fmt: skip
     assert paper.items() <= dataclasses.asdict(PathsConfig()).items()

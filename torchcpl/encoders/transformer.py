@@ -45,9 +45,11 @@ class Attention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    def __init__(self, dim: int, heads: int, ffn: int, dropout: float, norm_first: bool) -> None:
+    def __init__(
+        self, dim: int, heads: int, ffn: int, dropout: float, attention_dropout: float, norm_first: bool
+    ) -> None:
         super().__init__()
-        self.attention = Attention(dim, heads, dropout)
+        self.attention = Attention(dim, heads, attention_dropout)
         self.ffn = mlp(dim, ffn, dim, "gelu", dropout)
         self.norms = nn.ModuleList([nn.LayerNorm(dim), nn.LayerNorm(dim)])
         self.dropout = nn.Dropout(dropout)
@@ -73,14 +75,17 @@ class EncoderLayer(nn.Module):
 class Encoder(nn.Module):
     """Self-attention of candidates (B, N, d), padding masked. Pre-norm with a final LayerNorm, or post-norm.
 
-    ``bias`` (B, layers·H, N, N) is added to the logits of the layers' attention.
+    ``bias`` (B, layers·H, N, N) is added to the logits of the layers' attention. ``attention_dropout``, of the weights
+    of attention, is ``dropout`` unless given.
     """
 
     def __init__(
-        self, dim: int, layers: int, heads: int, ffn: int, dropout: float = 0.0, *, norm_first: bool = True
-    ) -> None:
+        self, dim: int, layers: int, heads: int, ffn: int, dropout: float = 0.0, *, norm_first: bool = True,
+        attention_dropout: float | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.layers = nn.ModuleList(EncoderLayer(dim, heads, ffn, dropout, norm_first) for _ in range(layers))
+        weights = dropout if attention_dropout is None else attention_dropout
+        self.layers = nn.ModuleList(EncoderLayer(dim, heads, ffn, dropout, weights, norm_first) for _ in range(layers))
         self.norm = nn.LayerNorm(dim) if norm_first else nn.Identity()
 
     def forward(self, x: Tensor, mask: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
