@@ -36,6 +36,7 @@ METHODS = {"cpl": "CPL"}
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
 OWN_STEPS = 30  # of the model's own picks
 BEYOND = 4  # contexts beyond full coverage
+LARGE_EVERY = 3  # steps, of which one has large bags
 MOST_PICKS = 30  # in validation, of bags of at most ten classes
 SHIFTS = tuple(round(-2.5 + 0.1 * i, 1) for i in range(31))  # of the stop's logit, to choose from
 
@@ -54,10 +55,10 @@ class PilesConfig(TrainConfig):
     edge: int = option(32, "width of the pairs", low=1)
     steps: int = option(200, "steps of an epoch", low=1)
     items: int = option(160, "most items of a bag", low=2)
-    large: int = option(400, "most items of a bag in every eighth step, with fewer bags", low=2)
-    synthetic: float = option(0.25, "share of made-up bags", low=0.0, high=1.0)
+    large: int = option(400, "most items of a bag in every third step, with fewer bags", low=2)
+    synthetic: float = option(0.35, "share of made-up bags", low=0.0, high=1.0)
     varied: float = option(1.0, "how often real sets are recoloured, paired and their classes pulled apart", low=0.0)
-    wide: float = option(0.35, "share of bags whose composition is not the benchmark's", low=0.0, high=1.0)
+    wide: float = option(0.45, "share of bags whose composition is not the benchmark's", low=0.0, high=1.0)
     group: int = option(16, "bags of a batch that share a source", low=1)
     permutations: int = option(2, "random orders of each target", low=1)
     pair_weight: float = option(1.0, "weight of telling whether two items are of one class", low=0.0)
@@ -263,8 +264,9 @@ class PilesTask:
     def draw(self, step: int) -> dict[str, Tensor]:
         config = self.config
         items, count, wide = config.items, config.batch_size, config.wide
-        if step % 8 == 7 and config.large > items:
-            items, count, wide = config.large, max(1, round(count * (items / config.large) ** 2)), 0.5
+        if step % LARGE_EVERY == LARGE_EVERY - 1 and config.large > items:
+            items, count = config.large, max(1, round(count * (items / config.large) ** 2))
+            wide = (1 + wide) / 2  # or the size of a large bag would tell how many classes it has
         bags = self.mixture.bags(step, count, items, wide)
         nodes, edges = distance_features(bags.d, bags.mask)
         assert bags.drawn is not None
