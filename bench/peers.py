@@ -3,8 +3,9 @@
     pip install apricot-select pyversity kmedoids dppy    # the peers; none of them is needed by torchcpl
     python -m bench.peers --data FOLDER              # results/select-peers.json
 
-FOLDER holds labelled vectors, ``NAME.npz`` with ``train``, ``train_labels``, ``test`` and ``test_labels``. Three parts:
-``bags`` of three to ten classes of each set, CluF1; ``whole``, a test set as one pile; ``scale``, time and memory.
+FOLDER holds labelled vectors, ``NAME.npz`` with ``train``, ``train_labels``, ``test`` and ``test_labels``. Four parts:
+``bags`` of three to ten classes of each set, CluF1; ``any``, bags of one to forty classes of any size; ``whole``, a
+test set as one pile; ``scale``, time and memory.
 Every method is a function of the rows (N, D) and of the number of picks, which those that choose it themselves ignore.
 """
 
@@ -24,17 +25,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from torchcpl.files import read_json, write_json
 from torchcpl.metrics import cluster_scores
 from torchcpl.provenance import run_info
 from torchcpl.select import select
-from torchcpl.tasks.piles.data import digits, fixed_vectors, load_sets
+from torchcpl.tasks.piles.data import digits, fixed_vectors, load_sets, wide_vectors
 
 Array = NDArray[Any]
 Method = Callable[[Array, int], Array]
 SEED = 0
 SELECT = "torchcpl.select"
+PARTS = ("bags", "any", "whole", "scale")
 
 
 def unit(x: Array) -> Array:
@@ -167,15 +170,50 @@ def bags(folder: str, count: int, out: dict[str, Any], write: Callable[[], None]
         for method, pick in {**NOT_TOLD, **TOLD}.items():
             if table.get(method, {}).get("bags") == count:
                 continue
-            scores = []
-            for values, label in zip(x, labels, strict=True):
-                real = label >= 0
-                k = len(label[real].unique())
-                picks = torch.from_numpy(np.asarray(pick(values[real].numpy(), k), dtype=np.int64))
-                scores.append(cluster_scores(picks.unsqueeze(0), label[real].unsqueeze(0)))
-            found = {key: float(torch.cat([s[key] for s in scores]).mean()) for key in ("clu_f1", "card_err")}
-            table[method] = {**found, "bags": count}
+            table[method] = {**scored(pick, x, labels), "bags": count}
             write()
+
+
+def scored(pick: Method, x: Tensor, labels: Tensor) -> dict[str, float]:
+    """Mean CluF1 and error of the count on bags (B, N, D) with labels (B, N), −1 where there is no row."""
+    scores = []
+    for values, label in zip(x, labels, strict=True):
+        real = label >= 0
+        k = len(label[real].unique())
+        picks = torch.from_numpy(np.asarray(pick(values[real].numpy(), k), dtype=np.int64))
+        scores.append(cluster_scores(picks.unsqueeze(0), label[real].unsqueeze(0)))
+    return {key: float(torch.cat([s[key] for s in scores]).mean()) for key in ("clu_f1", "card_err")}
+
+
+def blobs(count: int, items: int) -> tuple[Tensor, Tensor]:
+    """scikit-learn's ``make_blobs`` in two columns, 2 to 8 centres and up to ``items`` rows: (B, N, 2), (B, N)."""
+    from sklearn.datasets import make_blobs
+
+    sizes = np.random.default_rng(SEED).integers(items // 4, items + 1, count)
+    x, labels = torch.zeros(count, items, 2), torch.full((count, items), -1)
+    for i, n in enumerate(sizes):
+        values, classes = make_blobs(int(n), centers=2 + i % 7, random_state=i)
+        x[i, :n], labels[i, :n] = torch.from_numpy(values), torch.from_numpy(classes)
+    return x, labels
+
+
+def any_bags(folder: str, count: int, out: dict[str, Any], write: Callable[[], None]) -> None:
+    """CluF1 and error of the count where the size of a bag does not tell how many classes it holds.
+
+    Of ``select`` and of who else is not told, on bags of at least 20 rows.
+    """
+    sets = load_sets(folder)
+    rows = {"digits": digits(), "cifar100, unseen": sets["cifar100"].whole.classes(sets["cifar100"].unseen)}
+    out["any"] = {}
+    for items in (160, 400):
+        drawn = {name: wide_vectors(one, 3 * count, items) for name, one in rows.items()}
+        for name, (x, labels) in [*drawn.items(), ("blobs", blobs(count, items))]:
+            enough = ((labels >= 0).sum(1) >= 20).nonzero().flatten()[:count]
+            x, labels = x[enough], labels[enough]
+            table = out["any"].setdefault(f"{name}, up to {items} rows", {})
+            for method, pick in {SELECT: lambda x, k: select(x).indices.numpy(), **NOT_TOLD}.items():
+                table[method] = {**scored(pick, x, labels), "bags": count}
+                write()
 
 
 def whole(folder: str, out: dict[str, Any], write: Callable[[], None]) -> None:
@@ -264,7 +302,7 @@ def scale(out: dict[str, Any], write: Callable[[], None], options: argparse.Name
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="")
-    parser.add_argument("--parts", nargs="+", choices=("bags", "whole", "scale"), default=["bags", "whole", "scale"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--bags", type=int, default=40)
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--methods", nargs="+", default=[SELECT, *NOT_TOLD, *TOLD], help="of the part scale")
@@ -288,6 +326,8 @@ def main() -> None:
 
     if "bags" in options.parts:
         bags(options.data, options.bags, out, write)
+    if "any" in options.parts:
+        any_bags(options.data, options.bags, out, write)
     if "whole" in options.parts:
         whole(options.data, out, write)
     if "scale" in options.parts:

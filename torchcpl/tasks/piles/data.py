@@ -383,6 +383,14 @@ def fixed_vectors(rows: Rows, count: int, items: int = 160, seed: int = 1) -> tu
     return draw_rows(rows, labels, generator)
 
 
+@torch.no_grad()
+def wide_vectors(rows: Rows, count: int, items: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """The same of any composition, of at most 40 classes."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = wide_labels(count, items, min(MOST, len(rows)), generator)
+    return draw_rows(rows, labels, generator)
+
+
 def fixed_bags(rows: Rows, count: int, items: int = 160, seed: int = 1) -> Bags:
     """Their distances."""
     x, labels = fixed_vectors(rows, count, items, seed)
