@@ -25,12 +25,7 @@ LARGEST = 2**63 - 1  # of a tensor's size or a seed
 
 
 def option(
-    default: Any,
-    help: str,
-    *,
-    choices: Iterable[Any] = (),
-    low: float | None = None,
-    high: float | None = None,
+    default: Any, help: str, *, choices: Iterable[Any] = (), low: float | None = None, high: float | None = None
 ) -> Any:
     """A dataclass field with its help text and, if given, its allowed values or inclusive bounds."""
     metadata = {"help": help, "choices": tuple(choices), "low": low, "high": high}
@@ -61,7 +56,7 @@ class TrainConfig:
     devices: int = option(1, "number of processes (DDP)", low=1)
 
     def __post_init__(self) -> None:
-        """Check every field's type, choices and bounds; convert int to float and list to tuple where it wants that."""
+        """Check types, choices and bounds; convert int to float and list to tuple where the type says so."""
         types = get_type_hints(type(self))
         for f in dataclasses.fields(self):
             value, kind = getattr(self, f.name), types[f.name]

@@ -125,10 +125,9 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         return rows
 
     def _seed(self) -> int:
-        if self.random_state is None:
-            return 0
-        check_count("random_state", self.random_state, 0)
-        return int(self.random_state)
+        seed = 0 if self.random_state is None else self.random_state
+        check_count("random_state", seed, 0)
+        return int(seed)
 
     def _tune(self, bags: Sequence[Any], picks: Sequence[Any]) -> Selector:
         """Stochastic gradient steps of ``subset_nll``, eight bags each."""

@@ -21,7 +21,6 @@ from torchcpl.files import csv_text, extra, read_parquet, track, write_atomic, w
 from torchcpl.provenance import run_info
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.registry import benchmark_of
-from torchcpl.tasks.runs import here
 from torchcpl.train import device_of
 
 ENGINES = ("local", "ray")
@@ -69,10 +68,10 @@ class Predictor:
 
     @cached_property
     def loaded(self) -> Loaded:
-        """Loaded on first use."""
+        """The task, configuration and network of the run, loaded on first use."""
         benchmark = benchmark_of(self.run)
         path, weights, state = load_checkpoint(self.run)
-        config = override(here(from_toml(benchmark.config, path)), device=self.device)
+        config = override(from_toml(benchmark.config, path), device=self.device)
         model = benchmark.build(config, weights)
         load_weights(model, weights, str(Path(self.run) / "best"))
         knob = (state["best"] or {"metrics": {}})["metrics"].get("knob")
@@ -98,7 +97,7 @@ class Predictor:
         benchmark, config, *_ = self.loaded
         column = self.column or benchmark.column
         columns = batch if isinstance(batch, Mapping) else {column: batch}
-        for name in (column, *([self.group] if self.group else [])):
+        for name in filter(None, (column, self.group)):
             if name not in columns:
                 raise ValueError(f"batch: expected a column {name}, got {', '.join(columns)}")
         cells, kept = columns[column], {name: np.asarray(value) for name, value in columns.items() if name != column}
