@@ -149,6 +149,8 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
                 loss.backward()
                 optimizer.step()
         self.model_ = model.eval().requires_grad_(False)
+        for name in ("representatives_", "representative_vectors_", "labels_"):  # of rows fitted before
+            self.__dict__.pop(name, None)
         self.n_features_in_ = _array(bags[0]).shape[1]
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -185,7 +186,8 @@ def predict_file(
     try:
         records = [record for batch in batches for record in _records(batch)]
     except ValueError as error:
-        raise ValueError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
+        named = str(error).startswith((f"{path}:", f"{path}{os.sep}"))
+        raise ValueError(str(error) if named else f"{path}: {error}") from error
     if not records:
         raise ValueError(f"{path}: expected at least one example, got none")
     records = [{"row": row, **record} for row, record in enumerate(records[:limit])]
