@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with on_signals(signal.default_int_handler, signal.SIGTERM):  # sent by clusters to stop a job
             options.verb(options)
+        return 0
     except KeyboardInterrupt as stop:
         said, status = f"stopped: {stop}" if str(stop) else "stopped", 130
     except BrokenPipeError:  # the reader of the output, such as head, has enough
@@ -65,8 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.debug:
             traceback.print_exc()
         said, status = f"error: {reason}", 2
-    else:
-        return 0
     print(f"torchcpl: {' '.join(said.split())}", file=sys.stderr)
     return status
 
@@ -429,7 +428,7 @@ def _add_scenes(verbs: Any) -> None:
     sub.add_argument("--source", default="procedural", help=said)
     add_arguments(sub, PathsConfig, ("scenes",))
     said = f"seed of the scenes (default: {PathsConfig().scenes_seed})"
-    sub.add_argument("--seed", dest="scenes_seed", type=int, default=argparse.SUPPRESS, metavar="INT", help=said)
+    sub.add_argument("--seed", dest="scenes_seed", type=int, default=argparse.SUPPRESS, help=said)
     said = (
         "scenes of more places, to train on (train paths --extra): roads may be cut off where the ego cannot go, every "
         "map is driven the other way, too, and most of the ground is warped"
@@ -450,7 +449,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{action.help} (default: {words(action.default)})" if shown else str(action.help)
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        return "N" if action.type is int else "FILE" if action.type is Path else action.dest.upper()
+        names: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
+        return names.get(action.type, action.dest.upper())
 
 
 class _Parser(argparse.ArgumentParser):
@@ -572,16 +572,15 @@ def _show(results: Table, path: Path | None, options: argparse.Namespace) -> Non
         results.write(path)
     if options.json:
         print(results.json())
-        return
-    if options.markdown:
+    elif options.markdown:
         print(results.markdown(), end="")
-        return
-    with extra():
-        from rich.console import Console
-    console = Console()
-    console.print(results.rich(console.width), crop=False)
-    if path:
-        _say(f"Written to {path}")
+    else:
+        with extra():
+            from rich.console import Console
+        console = Console()
+        console.print(results.rich(console.width), crop=False)
+        if path:
+            _say(f"Written to {path}")
 
 
 def _say(text: str, file: TextIO | None = None) -> None:

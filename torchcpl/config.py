@@ -136,8 +136,7 @@ def add_arguments(parser: argparse._ActionsContainer, cls: type[TrainConfig], on
         elif get_origin(kind) is tuple:
             parser.add_argument(name, type=get_args(kind)[0], nargs="*", choices=choices, **shared)
         else:
-            metavar = None if choices else kind.__name__.upper()
-            parser.add_argument(name, type=kind, choices=choices, metavar=metavar, **shared)
+            parser.add_argument(name, type=kind, choices=choices, **shared)
 
 
 def given_options(cls: type[TrainConfig], namespace: argparse.Namespace) -> dict[str, Any]:

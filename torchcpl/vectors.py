@@ -243,11 +243,9 @@ def write_picks(path: Path, picks: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_out(path: Path) -> None:
-    """Raise early if the file could not be written."""
+    """Raise early if picks cannot be written to such a file."""
     if path.suffix not in WRITTEN:
         raise ValueError(f"{path}: expected one of {', '.join(WRITTEN)}")
-    if not path.parent.is_dir():
-        raise ValueError(f"{path}: expected a folder that exists, {path.parent} does not")
     if path.suffix == ".parquet":
         with extra("ray"):
             import pyarrow  # noqa: F401
