@@ -264,8 +264,22 @@ def altered(x: Tensor, mask: Tensor, rng: np.random.Generator, generator: torch.
     return x
 
 
+def round_clouds(labels: Tensor, rng: np.random.Generator, generator: torch.Generator) -> Tensor:
+    """Vectors (B, N, D) of normal distributions of about one width, centred at random in a cube, one for each label."""
+    batch, n = labels.shape
+    most, width = most_classes(n), int(np.exp(rng.uniform(np.log(2), np.log(33))))
+    apart = np.exp(rng.uniform(np.log(4), np.log(20))) * (2 / width) ** 0.5  # half a side, in standard deviations
+    centres = (2 * torch.rand(batch, most, width, generator=generator, device=labels.device) - 1) * apart
+    size = (0.2 * torch.randn(batch, most, 1, generator=generator, device=labels.device)).exp()
+    noise = torch.randn(batch, n, width, generator=generator, device=labels.device)
+    of = labels.clamp(min=0).unsqueeze(-1)
+    return centres.gather(1, of.expand_as(noise)) + size.gather(1, of) * noise
+
+
 def invented(labels: Tensor, rng: np.random.Generator, generator: torch.Generator) -> Tensor:
     """Vectors (B, N, D) of a synthetic mixture with one component per label."""
+    if rng.random() < 0.35:
+        return round_clouds(labels, rng, generator)
     batch, n = labels.shape
     device = labels.device
 
