@@ -232,6 +232,15 @@ def test_a_cpu_trains_the_small_recipe_unless_told_otherwise(
     assert [config.dim for config in chosen] == [64, 512]
 
 
+def test_a_run_whose_metric_was_never_finite(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = {"epoch": 1, "step": 2, "value": None, "metrics": {"clu_f1": None}}
+    monkeypatch.setattr("torchcpl.cli.fit", lambda *_, **__: {"metric": "clu_f1", "best": best, "seconds": 3.0})
+    assert main(["train", "subsets", "--source", "digits", *TINY]) == 0
+    assert "clu_f1 – at epoch 1 of 2" in capsys.readouterr().out
+
+
 def test_the_module_runs() -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(torchcpl.__file__).parents[1])}
     command = [sys.executable, "-m", "torchcpl.cli", "--version"]

@@ -48,6 +48,14 @@ def test_fine_tuning_learns_how_many_and_is_saved_without_pickle(tmp_path: Path)
     assert again.score(bags, picks) == found.score(bags, picks)
 
 
+def test_bags_replace_what_was_fitted_before() -> None:
+    x = bag(np.random.default_rng(0), 4)
+    found = cpl.Selector(epochs=1).fit(x).fit([x], [[0]])
+    assert not hasattr(found, "labels_")
+    with pytest.raises(ValueError, match="not fitted"):
+        found.predict(x)
+
+
 def test_random_state_as_in_scikit_learn() -> None:
     x = bag(np.random.default_rng(0), 4)
     assert cpl.Selector(random_state=None).fit_predict(x).tolist() == cpl.Selector().fit_predict(x).tolist()

@@ -149,6 +149,11 @@ def test_errors_name_the_file_whatever_the_run_is_called(
     np.save("narrow.npy", bags()[..., :5])
     with pytest.raises(ValueError, match=r"narrow\.npy: bag 0: expected at least one item of width 64"):
         predict_file(Predictor("e"), Path("narrow.npy"), None)
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    Path("b").mkdir()
+    parquet.write_table(pyarrow.table({"features": [bags()[0, :, :5].tolist()]}), "b/part.parquet")
+    with pytest.raises(ValueError, match=r"^b: bag 0: expected at least one item of width 64"):
+        predict_file(Predictor("e"), Path("b"), None)
 
 
 def test_predict_paths_of_scenes_and_of_a_map(paths: Path, scenes: Path, tmp_path: Path) -> None:

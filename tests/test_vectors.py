@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from torchcpl.cli import main
-from torchcpl.vectors import read_vectors
+from torchcpl.vectors import read_image, read_vectors
 
 X = np.random.default_rng(0).normal(size=(12, 3)).round(3)
 
@@ -116,3 +118,40 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 141
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"a": 1' + 400 * "0" + "}", "expected numbers in column 'a'"),
+        ("[1" + 400 * "0" + "]", "vector: expected vectors of numbers"),
+    ],
+)
+def test_integers_beyond_float64(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "x.jsonl").write_text(line)
+    with pytest.raises(ValueError, match=said) as error:
+        read_vectors(tmp_path / "x.jsonl")
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+def test_a_superscript_is_no_row_number(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    with pytest.raises(ValueError, match="id: expected one of the file's 12 rows, got '²'"):
+        read_vectors(tmp_path / "x.npy").row("²")
+
+
+def test_images_that_cannot_be_read(tmp_path: Path) -> None:
+    pytest.importorskip("cv2")
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)  # 10¹⁰ pixels
+    data = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    (tmp_path / "huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + data)
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "dangling.png").symlink_to("nowhere.png")
+    (tmp_path / "folder.png").mkdir()
+    for path in tmp_path.iterdir():
+        assert read_image(path, 32) is None, path

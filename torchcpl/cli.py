@@ -53,9 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with on_signals(signal.default_int_handler, signal.SIGTERM):  # sent by clusters to stop a job
             options.verb(options)
+        return 0
     except KeyboardInterrupt as stop:
         said, status = f"stopped: {stop}" if str(stop) else "stopped", 130
-    except BrokenPipeError:  # who reads the output, such as head, has enough
+    except BrokenPipeError:  # the reader of the output, such as head, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
@@ -65,8 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.debug:
             traceback.print_exc()
         said, status = f"error: {reason}", 2
-    else:
-        return 0
     print(f"torchcpl: {' '.join(said.split())}", file=sys.stderr)
     return status
 
@@ -91,8 +90,9 @@ def train(options: argparse.Namespace) -> None:
     run = options.run or Path("runs") / f"{options.task}-{config.method}-s{config.seed}"  # type: ignore[attr-defined]
     state = fit(benchmark.make_task(config), run, resume=options.resume)
     best = state["best"]
+    value = "–" if best["value"] is None else f"{best['value']:.4f}"
     _say(
-        f"{run}: {state['metric']} {best['value']:.4f} at epoch {best['epoch']} of {config.epochs}, "
+        f"{run}: {state['metric']} {value} at epoch {best['epoch']} of {config.epochs}, "
         f"{state['seconds']:.0f} s\nNext: torchcpl evaluate {run}"
     )
 
@@ -123,15 +123,15 @@ def table(options: argparse.Namespace) -> None:
     runs: list[Path] = options.runs
     if runs:
         _refuse_settings(benchmark, options)
-    several = getattr(options, "answers", None)
+    answers = getattr(options, "answers", None)
     if len(runs) == 1 and runs[0].suffix == ".json":
-        _show(Table.read(runs[0], benchmark.answer_columns if several else benchmark.columns), None, options)
+        _show(Table.read(runs[0], benchmark.columns if answers is None else benchmark.answer_columns), None, options)
         return
     out = Path("runs") / f"{options.task}-table.json"
     if not runs:
         folder = options.folder or Path("runs") / f"{options.task}-{options.recipe or 'table'}"
         runs, out = _planned(benchmark, options, folder), folder / "table.json"
-    found = benchmark.answers_table(runs, several) if several else benchmark.table(runs, options.rule)
+    found = benchmark.table(runs, options.rule) if answers is None else benchmark.answers_table(runs, answers)
     _show(found, options.out or out, options)
 
 
@@ -204,8 +204,8 @@ def select(options: argparse.Namespace) -> None:
         write_picks(options.out, records)
     if options.sheet:
         write_sheet(options.sheet, vectors, first, groups)
-    if options.copy:
-        copy_picks(options.copy, vectors, first)
+    if options.copy and vectors.files:
+        copy_picks(options.copy, vectors.files, first)
     columns = tuple(Column(name, name.replace("_", " "), 3 if name == "probability" else None) for name in records[0])
     notes = (f"{vectors.skipped} broken images were skipped.",) if vectors.skipped else ()
     _show(Table(f"{len(first)} of {len(vectors):,} in {options.file}", columns, records, (), notes), None, options)
@@ -224,6 +224,10 @@ def scenes(options: argparse.Namespace) -> None:
     if show == Path():  # --show without a file
         show = (out or Path(options.source)).with_suffix(".png")
     make_scenes(from_args(PathsConfig, options), out, show, tuple(options.splits), _say, varied=options.varied)
+
+
+def completion(_: argparse.Namespace) -> None:
+    print(script(_parser()))
 
 
 # ---------------------------------------------------------------------------------------------- options
@@ -249,9 +253,11 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for add in (
         _add_train, _add_evaluate, _add_predict, _add_select, _add_table, _add_ablate, _add_bench, _add_report,
-        _add_demo, _add_toy, _add_scenes, _add_completion,
+        _add_demo, _add_scenes,
     ):  # fmt: skip
         add(verbs)
+    said = 'Print a completion script: eval "$(torchcpl completion)" in bash.'
+    _add(verbs, completion, "shell completion for bash and zsh", said)
     return parser
 
 
@@ -350,7 +356,7 @@ def _add_bench(verbs: Any) -> None:
         sub.add_argument("--batches", nargs="+", type=int, default=(1, 256), help="batch sizes")
         sub.add_argument("--repeats", type=int, default=10, help="rounds to average over")
         sub.add_argument("--examples", type=int, default=100, help="predictions per round at batch 1")
-        said = "of the predictions; below float32, also the share of equal picks"
+        said = "precision of the predictions; below float32, also the share of equal picks"
         sub.add_argument("--precision", dest="rounded", choices=tuple(PRECISIONS), default="32-true", help=said)
         _add_output(sub)
         _add_config(sub, benchmark, "without RUN: the models", ("source", "device"))
@@ -371,9 +377,6 @@ def _add_demo(verbs: Any) -> None:
     folders = ", ".join(f"runs/demo-{task}" for task in TASKS if task != DEMO)
     sub.add_argument("--out", type=Path, metavar="FOLDER", help=f"default: runs/demo, {folders}")
     _add_output(sub, "")
-
-
-def _add_toy(verbs: Any) -> None:
     said = "Two answers, {a} and {b, c}, are valid: what a matching loss predicts, and what CPL predicts."
     _add_output(_add(verbs, toy, "the paper's example of five items", said), "")
 
@@ -425,7 +428,7 @@ def _add_scenes(verbs: Any) -> None:
     sub.add_argument("--source", default="procedural", help=said)
     add_arguments(sub, PathsConfig, ("scenes",))
     said = f"seed of the scenes (default: {PathsConfig().scenes_seed})"
-    sub.add_argument("--seed", dest="scenes_seed", type=int, default=argparse.SUPPRESS, metavar="INT", help=said)
+    sub.add_argument("--seed", dest="scenes_seed", type=int, default=argparse.SUPPRESS, help=said)
     said = (
         "scenes of more places, to train on (train paths --extra): roads may be cut off where the ego cannot go, every "
         "map is driven the other way, too, and most of the ground is warped"
@@ -438,14 +441,6 @@ def _add_scenes(verbs: Any) -> None:
     sub.add_argument("--split", dest="splits", nargs="+", default=(), metavar="SPLIT", help=said)
 
 
-def _add_completion(verbs: Any) -> None:
-    def completion(_: argparse.Namespace) -> None:
-        print(script(_parser()))
-
-    said = 'Print a completion script: eval "$(torchcpl completion)" in bash.'
-    _add(verbs, completion, "shell completion for bash and zsh", said)
-
-
 class _Help(argparse.RawDescriptionHelpFormatter):
     """Keeps the lines of the epilog, shows defaults, and shows what an option takes by its type."""
 
@@ -454,7 +449,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{action.help} (default: {words(action.default)})" if shown else str(action.help)
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        return "N" if action.type is int else "FILE" if action.type is Path else action.dest.upper()
+        names: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
+        return names.get(action.type, action.dest.upper())
 
 
 class _Parser(argparse.ArgumentParser):
@@ -576,16 +572,15 @@ def _show(results: Table, path: Path | None, options: argparse.Namespace) -> Non
         results.write(path)
     if options.json:
         print(results.json())
-        return
-    if options.markdown:
+    elif options.markdown:
         print(results.markdown(), end="")
-        return
-    with extra():
-        from rich.console import Console
-    console = Console()
-    console.print(results.rich(console.width), crop=False)
-    if path:
-        _say(f"Written to {path}")
+    else:
+        with extra():
+            from rich.console import Console
+        console = Console()
+        console.print(results.rich(console.width), crop=False)
+        if path:
+            _say(f"Written to {path}")
 
 
 def _say(text: str, file: TextIO | None = None) -> None:

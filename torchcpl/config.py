@@ -25,12 +25,7 @@ LARGEST = 2**63 - 1  # of a tensor's size or a seed
 
 
 def option(
-    default: Any,
-    help: str,
-    *,
-    choices: Iterable[Any] = (),
-    low: float | None = None,
-    high: float | None = None,
+    default: Any, help: str, *, choices: Iterable[Any] = (), low: float | None = None, high: float | None = None
 ) -> Any:
     """A dataclass field with its help text and, if given, its allowed values or inclusive bounds."""
     metadata = {"help": help, "choices": tuple(choices), "low": low, "high": high}
@@ -61,7 +56,7 @@ class TrainConfig:
     devices: int = option(1, "number of processes (DDP)", low=1)
 
     def __post_init__(self) -> None:
-        """Check every field's type, choices and bounds; convert int to float and list to tuple where it wants that."""
+        """Check types, choices and bounds; convert int to float and list to tuple where the type says so."""
         types = get_type_hints(type(self))
         for f in dataclasses.fields(self):
             value, kind = getattr(self, f.name), types[f.name]
@@ -141,8 +136,7 @@ def add_arguments(parser: argparse._ActionsContainer, cls: type[TrainConfig], on
         elif get_origin(kind) is tuple:
             parser.add_argument(name, type=get_args(kind)[0], nargs="*", choices=choices, **shared)
         else:
-            metavar = None if choices else kind.__name__.upper()
-            parser.add_argument(name, type=kind, choices=choices, metavar=metavar, **shared)
+            parser.add_argument(name, type=kind, choices=choices, **shared)
 
 
 def given_options(cls: type[TrainConfig], namespace: argparse.Namespace) -> dict[str, Any]:

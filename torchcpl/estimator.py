@@ -125,10 +125,9 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         return rows
 
     def _seed(self) -> int:
-        if self.random_state is None:
-            return 0
-        check_count("random_state", self.random_state, 0)
-        return int(self.random_state)
+        seed = 0 if self.random_state is None else self.random_state
+        check_count("random_state", seed, 0)
+        return int(seed)
 
     def _tune(self, bags: Sequence[Any], picks: Sequence[Any]) -> Selector:
         """Stochastic gradient steps of ``subset_nll``, eight bags each."""
@@ -150,6 +149,8 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
                 loss.backward()
                 optimizer.step()
         self.model_ = model.eval().requires_grad_(False)
+        for name in ("representatives_", "representative_vectors_", "labels_"):  # of rows fitted before
+            self.__dict__.pop(name, None)
         self.n_features_in_ = _array(bags[0]).shape[1]
         return self
 

@@ -42,8 +42,8 @@ def compile_for_inference(
     does not.
 
     In float32 the module's own weights are read, as they are at the time of the call. ``dtype=torch.bfloat16`` or
-    ``torch.float16`` runs under autocast, with a copy of the weights made now, once; float16 rounds eight times as
-    finely, where nothing exceeds 65,504. Rounding that swaps two scores changes a pick, so it matters most
+    ``torch.float16`` runs under autocast, with a copy of the weights made now, once; float16 has three more
+    significant bits and ends at 65,504. Rounding that swaps two scores changes a pick, so it matters most
     where scores are computed. Parts of the module can ask for more precision, unless ``precise=False``:
 
     - ``part.precise = True``, as every ``CPLHead`` says: its layers stay in float32, with TF32 products on CUDA (11
@@ -312,8 +312,7 @@ def _float32_products(precision: str | None) -> Iterator[None]:
 @torch.no_grad()
 def copied(value: Any) -> Any:
     """``value`` with its tensors cloned, those of one dtype by one kernel."""
-    found: list[Tensor] = []
-    each_tensor(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    found = [leaf for _, leaf in leaves(value) if isinstance(leaf, Tensor)]
     copies = [torch.empty_like(tensor) for tensor in found]
     for dtype in {tensor.dtype for tensor in found}:
         alike = [i for i, tensor in enumerate(found) if tensor.dtype == dtype]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,6 @@ from torchcpl.files import csv_text, extra, read_parquet, track, write_atomic, w
 from torchcpl.provenance import run_info
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.registry import benchmark_of
-from torchcpl.tasks.runs import here
 from torchcpl.train import device_of
 
 ENGINES = ("local", "ray")
@@ -69,10 +69,10 @@ class Predictor:
 
     @cached_property
     def loaded(self) -> Loaded:
-        """Loaded on first use."""
+        """The task, configuration and network of the run, loaded on first use."""
         benchmark = benchmark_of(self.run)
         path, weights, state = load_checkpoint(self.run)
-        config = override(here(from_toml(benchmark.config, path)), device=self.device)
+        config = override(from_toml(benchmark.config, path), device=self.device)
         model = benchmark.build(config, weights)
         load_weights(model, weights, str(Path(self.run) / "best"))
         knob = (state["best"] or {"metrics": {}})["metrics"].get("knob")
@@ -98,7 +98,7 @@ class Predictor:
         benchmark, config, *_ = self.loaded
         column = self.column or benchmark.column
         columns = batch if isinstance(batch, Mapping) else {column: batch}
-        for name in (column, *([self.group] if self.group else [])):
+        for name in filter(None, (column, self.group)):
             if name not in columns:
                 raise ValueError(f"batch: expected a column {name}, got {', '.join(columns)}")
         cells, kept = columns[column], {name: np.asarray(value) for name, value in columns.items() if name != column}
@@ -186,7 +186,8 @@ def predict_file(
     try:
         records = [record for batch in batches for record in _records(batch)]
     except ValueError as error:
-        raise ValueError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
+        named = str(error).startswith((f"{path}:", f"{path}{os.sep}"))
+        raise ValueError(str(error) if named else f"{path}: {error}") from error
     if not records:
         raise ValueError(f"{path}: expected at least one example, got none")
     records = [{"row": row, **record} for row, record in enumerate(records[:limit])]

@@ -7,6 +7,7 @@ import html
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from torchcpl.constraints import Forbid, Require
@@ -16,16 +17,8 @@ from torchcpl.potentials import Selection
 from torchcpl.select import as_mask, assign, pile_potentials
 from torchcpl.vectors import Vectors, read_image
 
+PAGE = Template(Path(__file__).with_name("sheet.html").read_text(encoding="utf-8"))
 SHOWN = 24  # members shown of each group
-_CSS = """
-body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1c2127; background: #f5f6f8;
-  font: 15px/1.5 system-ui, sans-serif; }
-section { display: flex; gap: 1rem; align-items: flex-start; background: #fff; border: 1px solid #e3e7ec;
-  border-radius: 12px; padding: .8rem 1rem; margin: .7rem 0; }
-.pick { flex: 0 0 9rem; } .pick img { width: 8rem; border-radius: 8px; } .pick b { overflow-wrap: anywhere; }
-small { color: #5b6470; display: block; } .rest { display: flex; flex-wrap: wrap; gap: .35rem; }
-.rest img { width: 4rem; border-radius: 4px; } .rest span { background: #eef1f5; border-radius: 6px; padding: 0 .5rem; }
-"""
 
 
 def describe_picks(vectors: Vectors, found: Selection, metric: str) -> list[tuple[list[dict[str, Any]], list[int]]]:
@@ -49,12 +42,12 @@ def describe_picks(vectors: Vectors, found: Selection, metric: str) -> list[tupl
     return answers
 
 
-def copy_picks(folder: Path, vectors: Vectors, picks: Sequence[Mapping[str, Any]]) -> None:
-    """Copy the picked files, keeping their names."""
-    for pick in picks if vectors.files is not None else ():
+def copy_picks(folder: Path, files: Sequence[Path], picks: Sequence[Mapping[str, Any]]) -> None:
+    """Copy the picked ``files``, keeping their names."""
+    for pick in picks:
         target = folder / pick["id"]
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(vectors.files[pick["row"]], target)  # type: ignore[index]
+        shutil.copyfile(files[pick["row"]], target)
 
 
 def write_sheet(path: str | Path, vectors: Vectors, picks: Sequence[Mapping[str, Any]], labels: Sequence[int]) -> None:
@@ -72,9 +65,8 @@ def write_sheet(path: str | Path, vectors: Vectors, picks: Sequence[Mapping[str,
         said = f"<small>{pick['probability']:.0%} · stands for {pick['stands_for']:,}</small>"
         head = f"<div class=pick>{_item(vectors, pick['row'], 128)}<b>{html.escape(pick['id'])}</b>{said}</div>"
         sections.append(f"<section>{head}<div class=rest>{rest}</div></section>")
-    title = f"{len(picks)} of {len(vectors):,}"
-    page = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_CSS}</style><h1>{title}</h1>"
-    write_atomic(path, (page + "\n".join(sections) + "\n").encode())
+    page = PAGE.substitute(title=f"{len(picks)} of {len(vectors):,}", sections="\n".join(sections))
+    write_atomic(path, page.encode())
 
 
 def write_explorer(

@@ -305,12 +305,10 @@ class _Loop:
         first = min(*steps, self.done - 1)
         terms = [name for name, at in zip(self.terms, steps[:K], strict=True) if at == first]
         grads = [name for name, at in zip(self.parameters, steps[K:], strict=True) if at == first]
-        weights = [name for name, good in zip(self.parameters, finite, strict=True) if not good]
+        bad = [name for name, good in zip(self.parameters, finite, strict=True) if not good]
         found = [f"loss {', '.join(terms)}"] if terms else []
         found += [f"gradient of {grads[0]} ({len(grads)} of {len(finite)})"] if grads else []
-        found += (
-            [f"parameter {weights[0]} ({len(weights)} of {len(finite)}) after step {self.done - 1}"] if weights else []
-        )
+        found += [f"parameter {bad[0]} ({len(bad)} of {len(finite)}) after step {self.done - 1}"] if bad else []
         kept = f"{self.run / 'last'} is finite" if (self.run / "last").exists() else "there is no checkpoint yet"
         raise NonFiniteLoss(f"not finite in {self._when(first)}: {'; '.join(found)}; {kept}")
 

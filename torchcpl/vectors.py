@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchcpl.checks import short
 from torchcpl.files import csv_text, extra, parse_json, read_npz, read_parquet, read_text, write_atomic, write_json
 
 IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -23,11 +24,11 @@ WRITTEN = (".csv", ".json", ".parquet", ".npy")
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """Rows of a file: ``values`` (N, D), perhaps mapped from disk; their names, if any; for images where they are."""
+    """The rows of a file, ``values`` (N, D), perhaps mapped from disk, or the features of the images ``files``."""
 
     values: NDArray[Any]
-    ids: list[str] | None = None
-    weights: NDArray[Any] | None = None
+    ids: list[str] | None = None  # names of the rows, all different
+    weights: NDArray[Any] | None = None  # (N,)
     files: Sequence[Path] | None = None
     skipped: int = 0  # images that could not be read
 
@@ -40,7 +41,7 @@ class Vectors:
 
     def row(self, name: str) -> int:
         """The row called ``name``."""
-        if self.ids is None and name.isdigit() and int(name) < len(self):
+        if self.ids is None and name.isdecimal() and int(name) < len(self):
             return int(name)
         if self.ids is None or name not in self.ids:
             raise ValueError(f"id: expected one of the file's {len(self)} rows, got {name!r}")
@@ -134,10 +135,10 @@ def _csv(path: Path) -> dict[str, list[Any]]:
     return {name: [row[i] for row in rows] for i, name in enumerate(header)}
 
 
-def _is_number(text: str) -> bool:
+def _is_number(cell: Any) -> bool:
     try:
-        float(text)
-    except ValueError:
+        float(cell)
+    except (ValueError, TypeError, OverflowError):  # an integer of hundreds of digits
         return False
     return True
 
@@ -166,14 +167,14 @@ def _matrix(path: Path, table: Mapping[str, list[Any]], column: str | None) -> N
         raise ValueError(f"{path}: expected --column, one of {', '.join(table)}, got {column!r}")
     try:
         return np.array(table[found[0]], dtype=np.float64)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise ValueError(f"{path}: {found[0]}: expected vectors of numbers of one length") from None
 
 
 def _numbers(path: Path, name: str | None, cells: list[Any]) -> NDArray[Any]:
     for row, cell in enumerate(cells):
-        if not (_is_number(cell) if isinstance(cell, str) else isinstance(cell, int | float)):
-            raise ValueError(f"{path}: expected numbers in column {name!r}, got {cell!r} in row {row}")
+        if not _is_number(cell):
+            raise ValueError(f"{path}: expected numbers in column {name!r}, got {short(cell)} in row {row}")
     return np.array(cells, dtype=np.float64)
 
 
@@ -210,14 +211,16 @@ def read_image(path: Path, side: int) -> NDArray[np.uint8] | None:
     """The middle square of an image, (side, side, 3) RGB; None if it cannot be read."""
     with extra():
         import cv2
-    data = np.fromfile(path, np.uint8)
-    picture = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
+    try:
+        picture = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_COLOR)
+    except (OSError, cv2.error):  # a dangling link, an empty file, more pixels than OpenCV takes
+        return None
     if picture is None:
         return None
     height, width = picture.shape[:2]
-    short = min(height, width)
-    top, left = (height - short) // 2, (width - short) // 2
-    square = picture[top : top + short, left : left + short, ::-1]
+    edge = min(height, width)
+    top, left = (height - edge) // 2, (width - edge) // 2
+    square = picture[top : top + edge, left : left + edge, ::-1]
     return np.ascontiguousarray(cv2.resize(square, (side, side), interpolation=cv2.INTER_AREA))
 
 
@@ -240,11 +243,9 @@ def write_picks(path: Path, picks: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_out(path: Path) -> None:
-    """Raise early if the file could not be written."""
+    """Raise early if picks cannot be written to such a file."""
     if path.suffix not in WRITTEN:
         raise ValueError(f"{path}: expected one of {', '.join(WRITTEN)}")
-    if not path.parent.is_dir():
-        raise ValueError(f"{path}: expected a folder that exists, {path.parent} does not")
     if path.suffix == ".parquet":
         with extra("ray"):
             import pyarrow  # noqa: F401

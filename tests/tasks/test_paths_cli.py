@@ -109,6 +109,7 @@ def test_maps_left_out_make_one_table_and_one_of_several_answers(
         (["table", "paths", "run", "--jobs", "0"], "--jobs: expected no settings together with RUN"),
         (["table", "paths", "run", "--seeds", "1"], "--seeds: expected no settings together with RUN"),
         (["table", "paths", "run", "--train"], "--train: expected no settings together with RUN"),
+        (["table", "paths", "run", "--answers", "0"], "answers: expected an integer of at least 1"),
         (["bench", "paths", "run", "--source", "procedural"], "--source: expected no settings together with RUN"),
         (["scenes", "--source", "nowhere.json"], "nowhere.json"),
         (["scenes", "--source", "broken.json"], "lane 'a': kind"),

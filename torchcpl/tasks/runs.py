@@ -114,9 +114,8 @@ def _side_by_side(planned: dict[Path, C], make: Callable[[C], Task], jobs: int) 
                 shown.update(overall, completed=sum(len(read_history(path)) for path in planned))
                 for future in done:
                     path, best = pending.pop(future), future.result()["best"]
-                    shown.console.print(
-                        f"  {path.name:14} best {best['value']:.3f} at epoch {best['epoch']}", highlight=False
-                    )
+                    value = "–" if best["value"] is None else f"{best['value']:.3f}"
+                    shown.console.print(f"  {path.name:14} best {value} at epoch {best['epoch']}", highlight=False)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for child in multiprocessing.active_children():
