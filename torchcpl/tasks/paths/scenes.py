@@ -25,7 +25,6 @@ from torchcpl.checks import check_count
 from torchcpl.files import read_npz, track, write_atomic
 from torchcpl.tasks.paths.lanes import FARTHEST, Array, LaneGraph
 from torchcpl.tasks.paths.sampling import (
-    BEHIND,
     CELL,
     GRID,
     MAX_PATHS,
@@ -39,6 +38,7 @@ from torchcpl.tasks.paths.sampling import (
     Points,
     Roads,
     Scene,
+    ground,
     sample_scene,
 )
 
@@ -289,13 +289,8 @@ def _cuts(numbers: Ints, take: int, scenes: Scenes) -> Iterator[tuple[Ints, Ints
 
 
 def image_outlines(scenes: Scenes) -> Array:
-    """The square of ground that holds what each image shows: centre x and y, heading and half a side, (S, 4)."""
-    x, y, heading = scenes.poses.T
-    ahead = SIZE * METRES / 2 - BEHIND
-    left = scenes.paths[:, 0, 0, 1] * METRES - SIZE * METRES / 2  # every path starts at the ego
-    cos, sin = np.cos(heading), np.sin(heading)
-    half = SIZE * METRES / 2 * scenes.reach
-    return np.stack([x + ahead * cos - left * sin, y + ahead * sin + left * cos, heading, half], axis=1)
+    """The squares of `ground`, (S, 4)."""
+    return ground(scenes.poses, scenes.paths[:, 0, 0, 1], scenes.reach)  # every path starts at the ego
 
 
 def images_overlap(outlines: Array, others: Array) -> Bools:
