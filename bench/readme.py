@@ -105,10 +105,7 @@ def baskets_means(names: tuple[str, ...] = ("method", "log_likelihood", "mpr", "
 def baskets_full() -> str:
     """A shop a row, a method a column: log-likelihoods."""
     shops = baskets()
-    methods = list(dict.fromkeys(row["method"] for rows in shops.values() for row in rows))
-    methods = [
-        m for m in methods if any(r["method"] == m and r["log_likelihood"] for rows in shops.values() for r in rows)
-    ]
+    methods = dict.fromkeys(row["method"] for rows in shops.values() for row in rows if row["log_likelihood"])
     columns = (Column("shop", "Shop"), *(Column(method, method, 3) for method in methods))
     lines = []
     for name, rows in shops.items():
