@@ -14,20 +14,19 @@ import ast
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 import torchcpl as cpl
+from bench import timing
 from bench.speed import DTYPES, paths_model, random_bags, random_images, subsets_model
-from bench.timing import CUDA, DEVICE, MACHINE, NAMES, NEVER, SEED, Row, Work, graphed, peak, run_parts, timed
+from bench.timing import CUDA, DEVICE, NAMES, NEVER, SEED, Change, Row, Work, changed, graphed, peak, timed
 from torchcpl import head, inference
 from torchcpl.constraints import Rules
 from torchcpl.encoders import norm, resnet
@@ -43,7 +42,6 @@ from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel, SubsetsTask
 
 ROOT = Path(__file__).resolve().parents[1]
 MODE = "auto" if CUDA else "triton"  # in Triton's interpreter the kernels run only where they are asked for
-Change = tuple[Any, str, Any]  # object, name of its attribute, what to put there
 
 
 @dataclass(frozen=True)
@@ -66,14 +64,6 @@ class Sizes:
 
 
 TINY = Sizes((1,), (1,), 12, 2, 1, 2, (2, 20, 3, 16), (1, 20, 3, 16), (1, 40, 3, 16), (2, 20, 3), (1, 40, 3), 1, 4)
-
-
-@contextmanager
-def changed(*changes: Change) -> Iterator[None]:
-    with ExitStack() as stack:
-        for owner, name, value in changes:
-            stack.enter_context(patch.object(owner, name, value))
-        yield
 
 
 def cost(work: Work, captured: bool = True) -> tuple[float, float]:
@@ -379,7 +369,7 @@ PARTS = ("predictions", "decoding", "training", "pairs")
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(f"results/kernels-{MACHINE}.json"))
+    parser.add_argument("--out", type=Path, default=Path(f"results/kernels-{timing.MACHINE}.json"))
     parser.add_argument("--source", default="digits", help="features to train the subsets model on: an .npz, or digits")
     parser.add_argument("--tiny", action="store_true", help="sizes for Triton's interpreter")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
@@ -393,7 +383,9 @@ def main() -> int:
     }
     info = run_info(seeds=[SEED], device=DEVICE)
     chosen = {name: parts[name] for name in options.only}
-    return run_parts(chosen, lambda rows, failed: write_json(options.out, {**info, "rows": rows, "failed": failed}))
+    return timing.run_parts(
+        chosen, lambda rows, failed: write_json(options.out, {**info, "rows": rows, "failed": failed})
+    )
 
 
 if __name__ == "__main__":

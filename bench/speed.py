@@ -26,21 +26,7 @@ from torch import Tensor, nn
 import torchcpl as cpl
 from bench import timing
 from bench.claims import claims
-from bench.timing import (
-    CUDA,
-    DEVICE,
-    MACHINE,
-    NEVER,
-    SEED,
-    Row,
-    Work,
-    graphed,
-    peak,
-    row,
-    run_parts,
-    sets_of,
-    timed,
-)
+from bench.timing import CUDA, DEVICE, MACHINE, NEVER, SEED, Row, Work, graphed, peak, row, run_parts, sets_of, timed
 from torchcpl.constraints import Rules
 from torchcpl.files import read_json, write_json
 from torchcpl.kernels import use

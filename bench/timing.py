@@ -11,16 +11,19 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import cycle, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 Work = Callable[[], Any]
 Row = dict[str, Any]
+Change = tuple[Any, str, Any]  # object, name of its attribute, what to put there
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 MACHINE = torch.cuda.get_device_name().split()[-1].lower() if CUDA else "cpu"  # in the names of results
@@ -30,6 +33,14 @@ CACHE = 2**27 if CUDA else 2**26  # bytes of inputs after which a set of them ha
 BUDGET = 0.2  # seconds of work that is timed
 WARM = 0.03  # seconds of work before it is timed: a host that has waited is slow at first
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+@contextmanager
+def changed(*changes: Change) -> Iterator[None]:
+    with ExitStack() as stack:
+        for owner, name, value in changes:
+            stack.enter_context(patch.object(owner, name, value))
+        yield
 
 
 def sets_of(size: int, most: int = 16) -> int:
