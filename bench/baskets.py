@@ -124,17 +124,16 @@ class Results:
     def __init__(self, path: Path, jobs: list[Job]) -> None:
         self.path = path
         self.defaults = asdict(BasketsConfig())
-        info = run_info(device="cpu")
-        before = read_json(path) if path.is_file() else {**info, "rows": [], "items": {}}
+        before = read_json(path) if path.is_file() else {"rows": [], "items": {}, "origins": []}
         self.items: dict[str, Any] = before["items"]
-        here, there = ({name: which[name] for name in ("commit", "device", "versions")} for which in (info, before))
-        self.origins: list[dict[str, Any]] = before.get("origins", [there])
+        self.origins: list[dict[str, Any]] = before["origins"]
+        info = run_info(device="cpu")
+        here = {name: info[name] for name in ("commit", "device", "versions")}
         if here not in self.origins:
             self.origins.append(here)
         self.origin = self.origins.index(here)
         self.rows: dict[tuple[str, str], dict[str, Any]] = {}
         for row in before["rows"]:
-            row.setdefault("origin", [0] * len(row["seeds"]))
             if "options" in row:
                 row["options"] = self.differing({**before["defaults"], **row["options"]})
             self.rows[row["dataset"], row["method"]] = row

@@ -17,6 +17,7 @@ from torchcpl.constraints import History, Rules
 from torchcpl.files import write_json
 from torchcpl.functional import step_log_probs
 from torchcpl.hypotheses import cover
+from torchcpl.potentials import picked_mask
 from torchcpl.provenance import run_info
 
 ANSWERS = 6
@@ -56,11 +57,8 @@ def pools(pot: cpl.Potentials, width: int, max_len: int) -> Iterator[tuple[str, 
     drawn = cpl.stochastic_beam(pot, width, max_len=max_len)
     assert drawn.weight is not None
     yield "without replacement, merged", drawn.indices.transpose(0, 1), (drawn.weight / drawn.weight.sum(0)).t()
-    yield (
-        "samples, merged",
-        cpl.sample(pot, width, max_len=max_len).indices.transpose(0, 1),
-        torch.full((1,), 1 / width),
-    )
+    samples = cpl.sample(pot, width, max_len=max_len).indices.transpose(0, 1)
+    yield "samples, merged", samples, torch.full((1,), 1 / width)
     answers, worth = diverse_beam(pot, 4 * ANSWERS, 1.0, max_len)
     first = (answers.unsqueeze(1) == answers.unsqueeze(2)).all(-1).float().argmax(-1) == torch.arange(4 * ANSWERS)
     yield "diverse beams, merged", answers, worth * first
@@ -89,7 +87,7 @@ def compare(pot: cpl.Potentials, width: int, max_len: int, same: Same | None) ->
 
 
 def _same_set(answers: Tensor, count: int) -> Tensor:
-    picked = cpl.Selection(answers, answers, answers, count).mask()
+    picked = picked_mask(answers, count)
     return (picked.unsqueeze(1) == picked.unsqueeze(2)).all(-1)
 
 

@@ -13,21 +13,20 @@ import argparse
 import ast
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 import torchcpl as cpl
-from bench.timing import CUDA, DEVICE, NAMES, Work, graphed, peak, timed
+from bench import timing
+from bench.speed import DTYPES, paths_model, random_bags, random_images, subsets_model
+from bench.timing import CUDA, DEVICE, NAMES, NEVER, SEED, Change, Row, Work, changed, graphed, peak, timed
 from torchcpl import head, inference
 from torchcpl.constraints import Rules
 from torchcpl.encoders import norm, resnet
@@ -38,16 +37,11 @@ from torchcpl.kernels.pairs import plain_pairs
 from torchcpl.provenance import run_info
 from torchcpl.tasks.paths import task as paths_task
 from torchcpl.tasks.paths.task import PathBatch, PathsConfig, PathsModel
-from torchcpl.tasks.subsets.bags import Bags
 from torchcpl.tasks.subsets.data import load_source
 from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel, SubsetsTask
 
 ROOT = Path(__file__).resolve().parents[1]
-SEED = 0
-NEVER = -1e4  # a stop so unlikely that every step is taken
 MODE = "auto" if CUDA else "triton"  # in Triton's interpreter the kernels run only where they are asked for
-Row = dict[str, Any]
-Change = tuple[Any, str, Any]  # object, name of its attribute, what to put there
 
 
 @dataclass(frozen=True)
@@ -72,14 +66,6 @@ class Sizes:
 TINY = Sizes((1,), (1,), 12, 2, 1, 2, (2, 20, 3, 16), (1, 20, 3, 16), (1, 40, 3, 16), (2, 20, 3), (1, 40, 3), 1, 4)
 
 
-@contextmanager
-def changed(*changes: Change) -> Iterator[None]:
-    with ExitStack() as stack:
-        for owner, name, value in changes:
-            stack.enter_context(patch.object(owner, name, value))
-        yield
-
-
 def cost(work: Work, captured: bool = True) -> tuple[float, float]:
     """Milliseconds, captured where that can be, and MiB at the peak."""
     if not CUDA:
@@ -94,115 +80,72 @@ def cost(work: Work, captured: bool = True) -> tuple[float, float]:
 
 
 def lines_of(name: str, *functions: str) -> int:
-    """Of a file of the package or the tests, or of some of its functions and classes."""
-    text = (ROOT / name).read_text(encoding="utf-8")
+    """Of a file of the package, or of some of its functions and classes."""
+    text = (ROOT / "torchcpl" / name).read_text(encoding="utf-8")
     if not functions:
         return len(text.splitlines())
-    found = [node for node in ast.walk(ast.parse(text)) if getattr(node, "name", None) in functions]
-    return sum((node.end_lineno or 0) - node.lineno + 1 for node in found)  # type: ignore[attr-defined]
+    nodes = {getattr(node, "name", ""): node for node in ast.walk(ast.parse(text))}
+    return sum(nodes[one].end_lineno - nodes[one].lineno + 1 for one in functions)  # type: ignore[attr-defined]
 
 
-def tests_of(name: str) -> int:
-    return (ROOT / name).read_text(encoding="utf-8").count("\ndef test_")
-
-
-KERNELS = "torchcpl/kernels"
-GREEDY, GREEDY_TESTS = f"{KERNELS}/greedy_triton.py", "tests/kernels/test_greedy_triton.py"
-LOSS = [f"{KERNELS}/{name}_triton.py" for name in ("nll", "nll_forward", "nll_backward", "nll_contexts")]
-LOSS_TESTS = "tests/kernels/test_nll_triton.py"
-NORM_TESTS, PAIRS_TESTS = "tests/encoders/test_norm_triton.py", "tests/kernels/test_pairs_triton.py"
-# Lines of the package, and lines and number of the tests, of every mechanism.
-EXTENT: dict[str, Callable[[], tuple[int, int, int]]] = {
-    "greedy, block": lambda: (lines_of(GREEDY), lines_of(GREEDY_TESTS), tests_of(GREEDY_TESTS)),
-    "greedy, tiles": lambda: (lines_of(GREEDY, "_decode_tiles", "_launch_tiles"), 0, 0),
-    "greedy, factored": lambda: (lines_of(GREEDY, "_decode_tiles", "_launch_tiles"), 0, 0),
-    "greedy, drawn": lambda: (lines_of(GREEDY, "_gumbel"), 0, 0),
-    "loss": lambda: (sum(map(lines_of, LOSS)), lines_of(LOSS_TESTS), tests_of(LOSS_TESTS)),
-    "loss: candidates split": lambda: (lines_of(LOSS[1], "nll_combine", "share_of", "hand_in"), 0, 0),
-    "streams": lambda: (lines_of(f"{KERNELS}/streams.py"), 0, 2),
-    "batch normalisation": lambda: (
-        lines_of("torchcpl/encoders/norm_triton.py") + lines_of("torchcpl/encoders/norm.py"),
-        lines_of(NORM_TESTS),
-        tests_of(NORM_TESTS),
-    ),
-    "pairs": lambda: (
-        lines_of(f"{KERNELS}/pairs_triton.py") + lines_of("torchcpl/inference.py", "_paired_linear") + 20,
-        lines_of(PAIRS_TESTS),
-        tests_of(PAIRS_TESTS),
-    ),
+GREEDY = "kernels/greedy_triton.py"
+LOSS = [f"kernels/{name}_triton.py" for name in ("nll", "nll_forward", "nll_backward", "nll_contexts")]
+LINES = {
+    "greedy, block": lines_of(GREEDY),
+    "greedy, tiles": lines_of(GREEDY, "_decode_tiles", "_launch_tiles"),
+    "greedy, factored": lines_of(GREEDY, "_decode_tiles", "_launch_tiles"),
+    "greedy, drawn": lines_of(GREEDY, "_gumbel"),
+    "loss": sum(map(lines_of, LOSS)),
+    "loss: candidates split": lines_of(LOSS[1], "nll_combine", "share_of", "hand_in"),
+    "streams": lines_of("kernels/streams.py"),
+    "batch normalisation": lines_of("encoders/norm_triton.py") + lines_of("encoders/norm.py"),
+    # And about twenty elsewhere in `inference`.
+    "pairs": lines_of("kernels/pairs_triton.py") + lines_of("inference.py", "_paired_linear") + 20,
 }
 
 
-class Table:
-    """The rows so far, written after every one."""
+def compared(
+    mechanism: str, whole: str, ours: tuple[float, float], other: tuple[float, float], without: str = "plain torch",
+    **more: Any,
+) -> Row:  # fmt: skip
+    """A row of two costs, with a mechanism and without it."""
+    gain = 1 - ours[0] / other[0]
+    said = " ".join(f"{name}={value}" for name, value in more.items())
+    print(
+        f"{mechanism:<30} {whole:<52} {without:<24} {ours[0]:9.4f} {other[0]:9.4f} ms {gain:6.1%}"
+        f" {ours[1]:9.1f} {other[1]:9.1f} MiB {said}",
+        flush=True,
+    )
+    return {
+        "mechanism": mechanism, "whole": whole, "without": without, "lines": LINES[mechanism], "ms": ours[0],
+        "ms_without": other[0], "gain": round(gain, 4), "peak_mib": round(ours[1], 1),
+        "peak_mib_without": round(other[1], 1), **more,
+    }  # fmt: skip
 
-    def __init__(self, out: Path) -> None:
-        self.out, self.rows, self.failed = out, [], {}  # type: ignore[var-annotated]
 
-    def add(
-        self, mechanism: str, whole: str, ours: tuple[float, float], other: tuple[float, float], **more: Any
-    ) -> None:
-        lines, test_lines, tests = EXTENT.get(mechanism, lambda: (0, 0, 0))()
-        gain = 1 - ours[0] / other[0]
-        row = {
-            "mechanism": mechanism, "whole": whole, "without": "plain torch", "lines": lines, "test_lines": test_lines,
-            "tests": tests, "ms": ours[0], "ms_without": other[0], "gain": round(gain, 4),
-            "peak_mib": round(ours[1], 1), "peak_mib_without": round(other[1], 1), **more,
-        }  # fmt: skip
-        print(
-            f"{mechanism:<30} {whole:<52} {row['without']:<24} {ours[0]:9.4f} {other[0]:9.4f} ms {gain:6.1%}"
-            f" {ours[1]:9.1f} {other[1]:9.1f} MiB {' '.join(f'{k}={v}' for k, v in more.items() if k != 'without')}",
-            flush=True,
-        )
-        self.rows.append(row)
-        self.write()
-
-    def write(self) -> None:
-        write_json(self.out, {**run_info(seeds=[SEED], device=DEVICE), "rows": self.rows, "failed": self.failed})
-
-    def compare(self, mechanism: str, whole: str, make: Callable[[], Work], *changes: Change, **more: Any) -> None:
-        """``make`` builds the work anew, so that what it captures is captured with the changes."""
-        with use(MODE):
-            ours = cost(make())
-        with changed(*changes):
-            other = cost(make())
-        self.add(mechanism, whole, ours, other, **more)
+def compare(mechanism: str, whole: str, make: Callable[[], Work], *changes: Change, **more: Any) -> Row:
+    """``make`` builds the work anew, so that what it captures is captured with the changes."""
+    with use(MODE):
+        ours = cost(make())
+    with changed(*changes):
+        other = cost(make())
+    return compared(mechanism, whole, ours, other, **more)
 
 
 # Whole predictions
 
 
-def random_bags(batch: int, items: int, width: int = 512) -> Bags:
-    none = torch.zeros(batch, 0, dtype=torch.long, device=DEVICE)
-    mask = torch.ones(batch, items, dtype=torch.bool, device=DEVICE)
-    return Bags(torch.randn(batch, items, width, device=DEVICE), mask, none, none, none)
-
-
 def random_paths(batch: int, steps: int) -> PathBatch:
-    images = torch.randint(7, (batch, 256, 256), dtype=torch.uint8, device=DEVICE)
     cells = torch.rand(batch, 1024, device=DEVICE).argsort(-1)[:, :steps]
-    return PathBatch(images, torch.stack([cells % 32, cells // 32], -1) * 8.0 + 4.0)
-
-
-def paths_model(**options: Any) -> PathsModel:
-    torch.manual_seed(SEED)
-    model = PathsModel(PathsConfig(**options)).eval().to(DEVICE)
-    model.method.knob = NEVER
-    return model
-
-
-def subsets_model(**options: Any) -> SubsetsModel:
-    torch.manual_seed(SEED)
-    model = SubsetsModel(SubsetsConfig(max_len=10, **options), torch.randn(2, 512)).eval().to(DEVICE)
-    if model.method.knob == 0:
-        model.method.knob = NEVER
-    return model
+    return PathBatch(random_images(batch), torch.stack([cells % 32, cells // 32], -1) * 8.0 + 4.0)
 
 
 def predicting(select: Callable[[Any], Any], given: Any, dtype: torch.dtype) -> Callable[[], Work]:
+    """A prediction without its checks and copies, to be captured with whatever has been changed by then."""
+
     def make() -> Work:
         run: Any = cpl.compile_for_inference(select, given, dtype=dtype, copy=False)
-        return lambda: run._run(given)
+        return lambda: run._run((given,))
 
     return make
 
@@ -236,43 +179,38 @@ def folded(model: PathsModel) -> PathsModel:
     return model
 
 
-def bench_predictions(table: Table, sizes: Sizes) -> None:
+def bench_predictions(sizes: Sizes) -> Iterator[Row]:
     ours, recent = paths_model(max_len=sizes.steps), paths_model(max_len=sizes.steps, kind="recent")
-    for dtype in (torch.float32, torch.bfloat16) if CUDA else (torch.float32,):
+    for dtype in DTYPES:
         for batch in sizes.paths:
-            images = random_paths(batch, sizes.steps).images
+            images = random_images(batch)
             whole = f"predict paths, batch {batch}, {NAMES[dtype]}"
             make = predicting(ours.select, images, dtype)
-            table.compare("greedy, block", whole, make, NO_GREEDY)
-            table.compare("streams", whole, make, *ONE_BY_ONE, without="one after the other")
-            table.compare("batch normalisation", whole, make, NO_NORM, without="native_batch_norm")
+            yield compare("greedy, block", whole, make, NO_GREEDY)
+            yield compare("streams", whole, make, *ONE_BY_ONE, without="one after the other")
+            yield compare("batch normalisation", whole, make, NO_NORM, without="native_batch_norm")
             cudnn: Change = (norm.BatchNorm, "forward", cudnn_norm)
-            table.compare("batch normalisation", whole, make, cudnn, without="nn.BatchNorm2d (cuDNN)")
-            both = [fixed(predicting(model.select, images, dtype)) for model in (ours, folded(ours))]
-            table.add("batch normalisation", whole, *both, without="folded into convolutions")
+            yield compare("batch normalisation", whole, make, cudnn, without="nn.BatchNorm2d (cuDNN)")
+            with use(MODE):
+                apart, within = (cost(predicting(model.select, images, dtype)()) for model in (ours, folded(ours)))
+            yield compared("batch normalisation", whole, apart, within, without="folded into convolutions")
             whole = f"predict paths (recent), batch {batch}, {NAMES[dtype]}"
             make = predicting(recent.select, images, dtype)
-            table.compare("greedy, block", whole, make, NO_GREEDY)
-            table.compare("streams", whole, make, *ONE_BY_ONE, without="one after the other")
+            yield compare("greedy, block", whole, make, NO_GREEDY)
+            yield compare("streams", whole, make, *ONE_BY_ONE, without="one after the other")
         for kind in ("lowrank", "coverage"):
             model = subsets_model(kind=kind)
             for batch in sizes.subsets:
                 bags = random_bags(batch, sizes.items)
                 whole = f"predict subsets ({kind}), batch {batch}, {NAMES[dtype]}"
                 make = predicting(model.select, bags, dtype)
-                table.compare("greedy, block", whole, make, NO_GREEDY)
+                yield compare("greedy, block", whole, make, NO_GREEDY)
                 if dtype == torch.bfloat16:
-                    table.compare(
-                        "pairs", whole, make, (inference, "pairs", plain_pairs), without="pairs by plain torch"
-                    )
+                    plain: Change = (inference, "pairs", plain_pairs)
+                    yield compare("pairs", whole, make, plain, without="pairs by plain torch")
 
 
-def fixed(make: Callable[[], Work]) -> tuple[float, float]:
-    with use(MODE):
-        return cost(make())
-
-
-def bench_decoding(table: Table, sizes: Sizes) -> None:
+def bench_decoding(sizes: Sizes) -> Iterator[Row]:
     """A head on features and the decoder: what an encoder adds is the same with and without."""
     for name, (batch, n, steps), draw in (
         ("greedy, drawn", (min(64, sizes.many[0]), *sizes.many[1:]), True),
@@ -294,7 +232,7 @@ def bench_decoding(table: Table, sizes: Sizes) -> None:
         pot = head(features)
         way = plan(pot, Rules(pot, steps), 16 if draw else 1, draw)
         whole = f"head and {'16 samples' if draw else 'greedy'}, {steps} of {n}, batch {batch}, float32"
-        table.compare(name, whole, lambda work=work: work, NO_GREEDY, way=str(way))  # type: ignore[misc]
+        yield compare(name, whole, lambda work=work: work, NO_GREEDY, way=str(way))  # type: ignore[misc]
 
 
 # Whole training steps
@@ -326,8 +264,8 @@ def loss_batch(batch: int, n: int, steps: int, hidden: int, dtype: torch.dtype) 
     return torch.randn(batch, n, hidden, device=DEVICE, dtype=dtype), order
 
 
-def bench_training(table: Table, sizes: Sizes) -> None:
-    for dtype in (torch.float32, torch.bfloat16) if CUDA else (torch.float32,):
+def bench_training(sizes: Sizes) -> Iterator[Row]:
+    for dtype in DTYPES:
         torch.manual_seed(SEED)
         subsets = SubsetsModel(SubsetsConfig(), torch.randn(2, 512)).train().to(DEVICE)
         bags = random_bags(sizes.train_subsets, sizes.items)
@@ -335,32 +273,32 @@ def bench_training(table: Table, sizes: Sizes) -> None:
         bags = replace(bags, target=target)
         whole = f"train subsets, batch {len(bags)}, {NAMES[dtype]}"
         subset_step = stepping(subsets, bags, dtype)
-        table.compare("loss", whole, lambda step=subset_step: step, NO_LOSS)  # type: ignore[misc]
+        yield compare("loss", whole, lambda step=subset_step: step, NO_LOSS)  # type: ignore[misc]
         torch.manual_seed(SEED)
         paths = PathsModel(PathsConfig()).train().to(DEVICE)
         path_step = stepping(paths, random_paths(sizes.train_paths, sizes.steps), dtype)
         whole = f"train paths, batch {sizes.train_paths}, {NAMES[dtype]}"
-        table.compare("loss", whole, lambda step=path_step: step, NO_LOSS)  # type: ignore[misc]
+        yield compare("loss", whole, lambda step=path_step: step, NO_LOSS)  # type: ignore[misc]
         for shape in (sizes.loss, sizes.few, sizes.huge):
             batch, n, steps, hidden = shape
             model = HeadAndLoss(hidden).to(DEVICE)
             step = stepping(model, loss_batch(*shape, torch.float32), dtype)
             whole = f"train head, {steps} of {n}, batch {batch}, {NAMES[dtype]}"
-            table.compare("loss", whole, lambda step=step: step, NO_LOSS)  # type: ignore[misc]
+            yield compare("loss", whole, lambda step=step: step, NO_LOSS)  # type: ignore[misc]
             if batch < sizes.loss[0]:
-                unsplit(table, whole, step)
+                yield unsplit(whole, step)
             if CUDA:
                 torch.cuda.empty_cache()
 
 
-def unsplit(table: Table, whole: str, step: Work) -> None:
+def unsplit(whole: str, step: Work) -> Row:
     """The loss kernels as they are against those that do not share the candidates of a row."""
     choose = nll_triton.tiles
     with use(MODE):
         ours = cost(step)
         with changed((nll_triton, "tiles", lambda *sizes: replace(choose(*sizes), split=1))):
             other = cost(step)
-    table.add("loss: candidates split", whole, ours, other, without="one share")
+    return compared("loss: candidates split", whole, ours, other, without="one share")
 
 
 # Pairs of bfloat16 against TF32
@@ -394,7 +332,7 @@ def trained(sizes: Sizes, source: str) -> tuple[SubsetsTask, SubsetsModel]:
     return task, model
 
 
-def bench_pairs(table: Table, sizes: Sizes, source: str) -> None:
+def bench_pairs(sizes: Sizes, source: str) -> Iterator[Row]:
     """How a prediction in bfloat16 keeps its picks: time, and the share of bags whose picks are those of float32."""
     task, model = trained(sizes, source)
     head = model.method.head
@@ -419,46 +357,35 @@ def bench_pairs(table: Table, sizes: Sizes, source: str) -> None:
             same = sum(a == b for a, b in zip(found, expected, strict=True)) / len(expected)
             times = {}
             for batch in sizes.subsets:
-                bags = task.examples(batch, 1)[0]
-                each = cpl.compile_for_inference(model.select, bags, dtype=dtype, copy=False)
-                times[f"ms_batch_{batch}"] = cost(lambda each=each, bags=bags: each._run(bags))[0]  # type: ignore[misc]
+                make = predicting(model.select, task.examples(batch, 1)[0], dtype)
+                times[f"ms_batch_{batch}"], _ = cost(make())
         row = {"mechanism": "pairs", "whole": "predict subsets, trained", "without": said, "same": same, **times}
         print(row, flush=True)
-        table.rows.append(row)
-        table.write()
+        yield row
 
 
-PARTS: dict[str, Callable[[Table, Sizes], None]] = {
-    "predictions": bench_predictions,
-    "decoding": bench_decoding,
-    "training": bench_training,
-}
+PARTS = ("predictions", "decoding", "training", "pairs")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kind = torch.cuda.get_device_name().split()[-1].lower() if CUDA else "cpu"
-    parser.add_argument("--out", type=Path, default=Path(f"results/kernels-{kind}.json"))
+    parser.add_argument("--out", type=Path, default=Path(f"results/kernels-{timing.MACHINE}.json"))
     parser.add_argument("--source", default="digits", help="features to train the subsets model on: an .npz, or digits")
     parser.add_argument("--tiny", action="store_true", help="sizes for Triton's interpreter")
-    parser.add_argument("--only", nargs="+", choices=[*PARTS, "pairs"], default=[*PARTS, "pairs"])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     options = parser.parse_args()
-    table = Table(options.out)
     sizes = TINY if options.tiny else Sizes()
-    works: dict[str, Callable[[Table, Sizes], None]] = {**PARTS, "pairs": partial(bench_pairs, source=options.source)}
-    begin = time.perf_counter()
-    for name in options.only:
-        torch.manual_seed(SEED)
-        try:
-            works[name](table, sizes)
-        except Exception as error:
-            traceback.print_exc()
-            table.failed[name] = f"{type(error).__name__}: {error}"[:300]
-            table.write()
-        if CUDA:
-            torch.cuda.empty_cache()
-        print(f"-- {name}: {time.perf_counter() - begin:.0f} s", flush=True)
-    return 1 if table.failed else 0
+    parts: dict[str, Callable[[], Iterator[Row]]] = {
+        "predictions": partial(bench_predictions, sizes),
+        "decoding": partial(bench_decoding, sizes),
+        "training": partial(bench_training, sizes),
+        "pairs": partial(bench_pairs, sizes, options.source),
+    }
+    info = run_info(seeds=[SEED], device=DEVICE)
+    chosen = {name: parts[name] for name in options.only}
+    return timing.run_parts(
+        chosen, lambda rows, failed: write_json(options.out, {**info, "rows": rows, "failed": failed})
+    )
 
 
 if __name__ == "__main__":

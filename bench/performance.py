@@ -29,6 +29,11 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def size(row: Row) -> Row:
+    """What rows that compare have in common."""
+    return {key: row[key] for key in ("B", "N", "T", "dtype")}
+
+
 def setting(row: Row) -> str:
     """``batch 64, 30 of 1,024, float32``."""
     return f"batch {row['B']:,}, {row['T']} of {row['N']:,}, {row['dtype']}"
@@ -63,8 +68,7 @@ def compare(rows: list[Row], work: str, fast: str, others: list[str]) -> list[st
     for row in rows:
         if row["work"] != work or row["variant"] != fast:
             continue
-        exact = {key: row[key] for key in ("B", "N", "T", "dtype")}
-        times = {other: ratio(find(rows, work, other, **exact), row) or 0.0 for other in others}
+        times = {other: ratio(find(rows, work, other, **size(row)), row) or 0.0 for other in others}
         parts = [f"{number(times[other])}× for *{other}*" for other in others if times[other]]
         if parts:
             said.append(f"- {setting(row)}: {number(row['ms'])} ms by *{fast}*; {', '.join(parts)}.")
@@ -115,24 +119,22 @@ def shares(rows: list[Row]) -> list[str]:
         work = f"predict {task}"
         for whole in [row for row in rows if row["work"] == work and row["variant"].startswith("cpl,")]:
             how = whole["variant"].removeprefix("cpl, ")
-            exact = {key: whole[key] for key in ("B", "N", "T", "dtype")}
-            encoder = find(rows, work, f"encoder, {how}", **exact)
+            encoder = find(rows, work, f"encoder, {how}", **size(whole))
             if encoder is None:
                 continue
             share = encoder["ms"] / whole["ms"]
             text = f"- {task}, {setting(whole)}, {how}: {number(whole['ms'])} ms, of which the encoder is {share:.0%}"
-            others = [row for row in rows if row["work"] == work and row["variant"].endswith(f", {how}")]
-            for row in others:
-                if all(row[key] == value for key, value in exact.items()) and row is not whole and row is not encoder:
-                    text += f"; {row['variant'].removesuffix(f', {how}')} takes {row['ms'] / whole['ms']:.2f}×"
+            for row in rows:
+                name, _, its = row["variant"].partition(", ")
+                if row["work"] == work and its == how and size(row) == size(whole) and name not in ("cpl", "encoder"):
+                    text += f"; {name} takes {row['ms'] / whole['ms']:.2f}×"
             said.append(text + ".")
     launched = []
     for row in rows:
         if row["variant"].endswith(", captured"):
             base = row["variant"].removesuffix(", captured")
-            exact = {key: row[key] for key in ("B", "N", "T", "dtype")}
-            eager = find(rows, row["work"], base, **exact) or find(rows, row["work"], f"{base}, eager", **exact)
-            gain = ratio(eager, row)
+            eager = [find(rows, row["work"], variant, **size(row)) for variant in (base, f"{base}, eager")]
+            gain = ratio(eager[0] or eager[1], row)
             if gain is not None:
                 launched.append((gain, row, base))
     if launched:
@@ -152,11 +154,8 @@ def limits(rows: list[Row]) -> list[str]:
     rate = copy["mib"] / copy["ms"]  # MiB a millisecond
     lines = []
     for row in rows:
-        if (
-            row.get("mib")
-            and row is not copy
-            and not row["variant"].startswith(("plain", "per-row", "dense", "rollout"))
-        ):
+        slow = row["variant"].startswith(("plain", "per-row", "dense", "rollout"))
+        if row.get("mib") and row is not copy and not slow:
             floor = row["mib"] / rate
             reached = row["mib"] / row["ms"]
             lines.append(
@@ -174,23 +173,17 @@ def limits(rows: list[Row]) -> list[str]:
 
 def core(info: dict[str, Any]) -> list[str]:
     lines = [
-        [
-            row["work"],
-            *(f"{row[key]:,}" for key in ("B", "N", "T")),
-            number(row["loop_ms"]),
-            number(row["ms"]),
-            f"**{row['ratio']:.1f}×**",
-        ]
-        for row in info["rows"]
-        if "ratio" in row
-    ]
+        [row["work"], *(f"{row[key]:,}" for key in ("B", "N", "T")), number(row["loop_ms"]), number(row["ms"]),
+         f"**{row['ratio']:.1f}×**"]
+        for row in info["rows"] if "ratio" in row
+    ]  # fmt: skip
     memory = info["rows"][-1]
     return [
         "## The core against a loop over rows, permutations and steps",
         provenance(info, "core-cpu.json"),
         table(["work", "B", "N", "T", "loop, ms", "torchcpl, ms", "ratio"], lines, 1),
-        f"With {memory['N']:,} candidates, batch {memory['B']}, h = {memory['h']}, training and decoding peak at "
-        f"{memory['peak_mib']:,.0f} MiB; W alone would be {memory['dense_W_mib']:,} MiB.",
+        f"With {memory['N']:,} candidates, batch {memory['B']}, h = {memory['h']}, training and decoding take "
+        f"{memory['peak_mib']:,} MiB; W alone would be {memory['dense_W_mib']:,} MiB.",
     ]
 
 
@@ -311,18 +304,14 @@ def page(folder: Path) -> tuple[str, dict[str, Figure]]:
         rows = info["rows"]
         figures[path.stem] = bars(rows, info["device"])
         parts += [f"## {info['device']}", provenance(info, path.name)]
-        parts += [f"**Failed, so missing: {name}** ({why})." for name, why in info["failed"].items()]
+        parts += [f"**Failed before its end: {name}** ({why})." for name, why in info["failed"].items()]
         parts += [*([info["note"]] if "note" in info else []), *earlier(rows)]
         parts += [f"![Times by variant, {info['device']}](figures/{path.stem}.svg)"]
         parts += [*asked(info), *shares(rows), *limits(rows), *times(rows)]
-        ours = compare(
-            rows, "greedy", "kernel, W given", ["plain, W given", "per-row loop, W given", "pointer, cached"]
-        )
-        ours += compare(
-            rows, "greedy", "NumPy, W given", ["plain, W given", "per-row loop, W given", "pointer, cached"]
-        )
-        if ours:
-            parts += ["### How much that saves in decoding", "\n".join(ours)]
+        others = ["plain, W given", "per-row loop, W given", "pointer, cached"]
+        saved = [line for ours in ("kernel", "NumPy") for line in compare(rows, "greedy", f"{ours}, W given", others)]
+        if saved:
+            parts += ["### How much that saves in decoding", "\n".join(saved)]
     for path in sorted(folder.glob("kernels-*.json")):
         parts += earned(read_json(path), path.name)
     if (folder / "core-cpu.json").exists():

@@ -39,10 +39,7 @@ TABLES = {
         "paths-hypotheses.json": "Six answers with probabilities, other areas than trained on",
     },
 }
-SHORT = {
-    "subsets": ("method", "clu_f1", "card_err", "ms"),
-    "paths": ("method", "min_ade", "min_hd", "off_road", "ms"),
-}
+SHORT = {"subsets": ("method", "clu_f1", "card_err", "ms"), "paths": ("method", "min_ade", "min_hd", "off_road", "ms")}
 
 # Gartrell et al. (ICLR 2021), table 2: apparel. Quoted as remembered.
 GARTRELL = (
@@ -105,10 +102,7 @@ def baskets_means(names: tuple[str, ...] = ("method", "log_likelihood", "mpr", "
 def baskets_full() -> str:
     """A shop a row, a method a column: log-likelihoods."""
     shops = baskets()
-    methods = list(dict.fromkeys(row["method"] for rows in shops.values() for row in rows))
-    methods = [
-        m for m in methods if any(r["method"] == m and r["log_likelihood"] for rows in shops.values() for r in rows)
-    ]
+    methods = dict.fromkeys(row["method"] for rows in shops.values() for row in rows if row["log_likelihood"])
     columns = (Column("shop", "Shop"), *(Column(method, method, 3) for method in methods))
     lines = []
     for name, rows in shops.items():
@@ -272,9 +266,9 @@ def stop_reliability() -> bytes:
 def core() -> str:
     """How much faster than a plain loop the losses and decoders are, in a sentence."""
     info = read_json(ROOT / "results" / "core-cpu.json")
-    ratios = {row["work"]: row["ratio"] for row in info["rows"] if "ratio" in row}
-    losses = sorted(ratio for work, ratio in ratios.items() if "nll" in work)
-    decoders = sorted(row["ratio"] for row in info["rows"] if "ratio" in row and "nll" not in row["work"])
+    rows = [row for row in info["rows"] if "ratio" in row]
+    losses = sorted(row["ratio"] for row in rows if "nll" in row["work"])
+    decoders = sorted(row["ratio"] for row in rows if "nll" not in row["work"])
     return (
         f"Against a plain loop over rows, permutations and steps the losses are {losses[0]:.0f} to {losses[-1]:.0f} "
         f"times as fast, greedy decoding {decoders[0]:.0f} to {decoders[-1]:.0f} times ({info['device']}); on CUDA a "
@@ -302,29 +296,29 @@ def fill(path: Path, contents: dict[str, str]) -> None:
 
 
 def main() -> None:
-    fill(
-        ROOT / "README.md",
-        {task: short(task) for task in TABLES} | {"baskets": baskets_means(), "piles": piles(), "core": core()},
-    )
-    baskets_page()
-    fill(ROOT / "docs" / "deploy.md", {"latency": latency(), "parity": same_picks()})
-    fill(ROOT / "docs" / "piles.md", {"piles": piles(), **peers()})
-    write_atomic(ROOT / "docs" / "figures" / "piles-stop.svg", stop_reliability())
-    classes = {"classes": "subsets-classes.json", "trials": "subsets-classes-trials.json"}
-    tables = {mark: short("subsets", name) for mark, name in classes.items()}
-    fill(ROOT / "docs" / "beyond.md", tables | {"ablation": ablation()})
-    for task in TABLES:
-        fill(ROOT / "docs" / "benchmarks" / f"{task}.md", {task: full(task)})
-
-
-def baskets_page() -> None:
-    table, said = baskets_random()
-    ranks = baskets_means(("method", "mpr", "auc", "hit_1", "hit_5", "hit_10", "mrr"))
-    fill(
-        ROOT / "docs" / "benchmarks" / "baskets.md",
-        {"baskets": baskets_full(), "ranks": ranks, "random": table, "auc": said}
-        | {"items": baskets_items(), "speed": baskets_speed()},
-    )
+    random, auc = baskets_random()
+    docs = ROOT / "docs"
+    contents = {
+        ROOT / "README.md": {
+            **{task: short(task) for task in TABLES}, "baskets": baskets_means(), "piles": piles(), "core": core(),
+        },
+        docs / "deploy.md": {"latency": latency(), "parity": same_picks()},
+        docs / "piles.md": {"piles": piles(), **peers()},
+        docs / "beyond.md": {
+            "classes": short("subsets", "subsets-classes.json"),
+            "trials": short("subsets", "subsets-classes-trials.json"),
+            "ablation": ablation(),
+        },
+        docs / "benchmarks" / "baskets.md": {
+            "baskets": baskets_full(),
+            "ranks": baskets_means(("method", "mpr", "auc", "hit_1", "hit_5", "hit_10", "mrr")),
+            "random": random, "auc": auc, "items": baskets_items(), "speed": baskets_speed(),
+        },
+        **{docs / "benchmarks" / f"{task}.md": {task: full(task)} for task in TABLES},
+    }  # fmt: skip
+    for path, parts in contents.items():
+        fill(path, parts)
+    write_atomic(docs / "figures" / "piles-stop.svg", stop_reliability())
 
 
 if __name__ == "__main__":

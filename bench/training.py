@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from bench.timing import changed
 from torchcpl.config import add_arguments, from_args
 from torchcpl.files import write_json
 from torchcpl.provenance import run_info
@@ -66,15 +67,9 @@ def spent(task: Any) -> dict[str, Any]:
 
         return run
 
-    before = {name: getattr(_Loop, name) for name in PARTS}
-    for name, work in before.items():
-        setattr(_Loop, name, timed(name, work))
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            state = fit(task, Path(folder) / "run")
-    finally:
-        for name, work in before.items():
-            setattr(_Loop, name, work)
+    watched = [(_Loop, name, timed(name, getattr(_Loop, name))) for name in PARTS]
+    with changed(*watched), tempfile.TemporaryDirectory() as folder:
+        state = fit(task, Path(folder) / "run")
     rest = state["seconds"] - sum(seconds.values())
     return {"seconds": {**seconds, "rest": rest, "whole": state["seconds"]}, "peak_mib": state["peak_mib"]}
 

@@ -14,7 +14,7 @@ import torch
 
 import torchcpl as cpl
 from bench.speed import decode_inputs, gradients, loss_inputs, loss_of, same_gradients
-from bench.timing import CUDA, NAMES, graphed
+from bench.timing import CUDA, NAMES, changed, graphed
 from torchcpl.constraints import Rules
 from torchcpl.kernels import greedy_triton, nll_triton, use
 from torchcpl.kernels.greedy_plan import PROGRAMS, Plan, plan
@@ -73,8 +73,7 @@ def tune_loss(sizes: Sequence[int], dtype: torch.dtype) -> None:
     leaves, order = loss_inputs(batch, n, steps, hidden, dtype, 1)[0]
     with use("plain"):
         expected = gradients(loss_of, "ordered", False, leaves, order)
-    choose = nll_triton.tiles
-    chosen = choose(batch, 1, steps, n, hidden, dtype)
+    chosen = nll_triton.tiles(batch, 1, steps, n, hidden, dtype)
     shown = f"B={batch} N={n} T={steps} h={hidden} {NAMES[dtype]}"
 
     def work() -> tuple[torch.Tensor, ...]:
@@ -83,10 +82,9 @@ def tune_loss(sizes: Sequence[int], dtype: torch.dtype) -> None:
 
     for candidates, chunk, warps, stages in LAUNCHES[dtype]:
         way = replace(chosen, candidates=candidates, chunk=min(chunk, chosen.hidden), warps=warps, stages=stages)
-        setattr(nll_triton, "tiles", lambda *_, way=way: way)  # noqa: B010
         name = f"loss {shown} {candidates=} chunk={way.chunk} {warps=} {stages=}"
-        tried(name, partial(graphed, [work], 0.03), lambda: same_gradients(work(), expected))
-    setattr(nll_triton, "tiles", choose)  # noqa: B010
+        with changed((nll_triton, "tiles", lambda *_, way=way: way)):
+            tried(name, partial(graphed, [work], 0.03), lambda: same_gradients(work(), expected))
 
 
 def main() -> None:

@@ -53,19 +53,13 @@ def context_effect(
     return effect
 
 
-def coverage_effect(
-    base: Effect, keys: Sequence[Sequence[float]], values: Sequence[Sequence[float]], offset: float
-) -> Effect:
-    """``base`` less ``log(1 + Σ_i exp(keys[j]·values[i]/√h + offset))`` for every candidate j."""
+def coverage_effect(base: Effect, cover: Sequence[Sequence[float]]) -> Effect:
+    """``base`` less ``log(1 + Σ_i exp cover[j][i])`` for every candidate j."""
 
     def effect(picks: Picks) -> tuple[list[float], float]:
         before, stop = base(picks)
-        after = []
-        for j, key in enumerate(keys):
-            products = [sum(k * v for k, v in zip(key, values[i], strict=True)) for i in picks]
-            covered = math.fsum(math.exp(min(p / math.sqrt(len(key)) + offset, 30.0)) for p in products)
-            after.append(before[j] - math.log(1 + covered))
-        return after, stop
+        covered = [math.fsum(math.exp(min(row[i], 30.0)) for i in picks) for row in cover]
+        return [x - math.log(1 + c) for x, c in zip(before, covered, strict=True)], stop
 
     return effect
 

@@ -26,12 +26,14 @@ from torch import Tensor
 
 import torchcpl as cpl
 
-SETS = ("dense", "dense+stop", "lowrank", "lowrank+stop", "contextual", "contextual+stop", "coverage", "coverage+stop")
+SET_KINDS = ("dense", "densecoverage", "lowrank", "contextual", "coverage")
+SETS = tuple(kind + stop for kind in SET_KINDS for stop in ("", "+stop"))
 KINDS = (*SETS, "recent", "recent+stop")  # of the latter two the order of the picks matters
 PARTS_OF = (
-    *("W", "stop_row", "keys", "values", "stop_key"),
+    *("W", "cover", "stop_row", "keys", "values", "stop_key"),
     *("cover_keys", "cover_values", "cover_offset", "last_keys", "last_values", "last_stop_key"),
 )  # the tensors an interaction may have
+PAIRS = ("W", "cover")  # those of them that are (B, N, N)
 Array = NDArray[np.float64]
 
 MIX = np.array([[0.7, -0.4, 0.2], [0.1, 0.5, -0.9], [-0.3, 0.8, 0.6]])
@@ -83,9 +85,13 @@ def build(
     if kind.startswith("dense"):
         W = fill((batch, n, n))
         stop_row = fill((batch, n)) if live else None
-        interaction = cpl.Dense(torch.tensor(W), None if stop_row is None else torch.tensor(stop_row))
+        covers = kind.startswith("densecoverage")
+        made = cpl.DenseCoverage if covers else cpl.Dense
+        interaction = made(torch.tensor(W), None if stop_row is None else torch.tensor(stop_row))
         for b in range(batch):
-            effects.append(matrix_effect(W[b].tolist(), None if stop_row is None else stop_row[b].tolist()))
+            row = None if stop_row is None else stop_row[b].tolist()
+            base = matrix_effect((0 * W if covers else W)[b].tolist(), row)
+            effects.append(coverage_effect(base, W[b].tolist()) if covers else base)
     else:
         keys, values = fill((batch, n, HIDDEN)), fill((batch, n, HIDDEN))
         stop_key = fill((batch, HIDDEN)) if live else None
@@ -112,7 +118,8 @@ def build(
             key = None if stop_key is None else stop_key[b].tolist()
             effect = context_effect(keys[b].tolist(), values[b].tolist(), plain, key)
             if kind.startswith("coverage"):
-                effect = coverage_effect(effect, cover_keys[b].tolist(), cover_values[b].tolist(), float(offset[b]))
+                products = cover_keys[b] @ cover_values[b].T / math.sqrt(cover_keys.shape[2])
+                effect = coverage_effect(effect, (products + offset[b]).tolist())
             if kind.startswith("recent"):
                 key = None if last_stop is None else last_stop[b].tolist()
                 latest = context_effect(cover_keys[b].tolist(), cover_values[b].tolist(), unchanged, key)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from bench import baskets, hypotheses, performance
+from bench import baskets, core, hypotheses, performance, speed
 from bench.claims import claims, find, ratio
+from bench.timing import NEVER, Row, resident_peak, run_parts
 from torchcpl.config import override
 from torchcpl.files import read_json, write_json
 from torchcpl.provenance import run_info
@@ -56,13 +60,55 @@ def test_the_page_is_made_of_the_numbers(tmp_path: Path) -> None:
     text, figures = performance.page(tmp_path)
     assert list(figures) == ["speed-gpu"]
     assert "## Some GPU" in text
-    assert "**Failed, so missing: loss** (RuntimeError: too large)." in text
+    assert "**Failed before its end: loss** (RuntimeError: too large)." in text
     assert "of which the encoder is 75%; threshold takes 0.50×" in text
     assert "eager, it takes 2.0× as long as its captured graph" in text
     assert "| greedy | kernel, W given | batch 64, 30 of 1,024, float32 | 7.5 | 0.00366 | 0.05 | 13.7× |" in text
     assert "0.05 ms by *kernel, W given*; 1,600× for *per-row loop, W given*" in text
     assert "core" not in figures
     assert "<svg" in performance.render(figures["speed-gpu"], "svg").decode()
+
+
+def test_a_part_that_fails_is_named_and_takes_no_row_along(capsys: pytest.CaptureFixture[str]) -> None:
+    def bad() -> Iterator[Row]:
+        yield {"ms": 2}
+        raise RuntimeError("too large")
+
+    written: list[Any] = []
+    status = run_parts({"bad": bad, "good": lambda: [{"ms": 1}]}, lambda *all: written.append(repr(all)))
+    assert status == 1
+    assert written[-1] == "([{'ms': 2}, {'ms': 1}], {'bad': 'RuntimeError: too large'})"
+    assert "bad: RuntimeError: too large" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_peak_memory_is_that_of_the_work_alone() -> None:
+    del (before := [torch.ones(2**27)])[0]  # 512 MiB, which are given back
+    assert resident_peak(lambda: torch.ones(2**24)) == pytest.approx(64, abs=8)
+    assert before == []
+
+
+def test_a_prediction_is_measured_with_what_is_changed() -> None:
+    kernels = pytest.importorskip("bench.kernels", reason="needs triton", exc_type=ImportError)
+    model = speed.subsets_model()
+    assert model.method.knob == NEVER
+    make = kernels.predicting(model.select, speed.random_bags(1, 12), torch.float32)
+    assert make()().lengths.tolist() == [10]
+    with kernels.changed((type(model), "decode", lambda *_: "changed")):
+        assert make()() == "changed"
+    assert kernels.lines_of("kernels/streams.py") > 10
+    with pytest.raises(KeyError, match="no_such_function"):
+        kernels.lines_of("kernels/streams.py", "no_such_function")
+
+
+def test_loops_are_the_losses_they_are_measured_against() -> None:
+    unary, stop, keys, values = core.potentials(3, 6, 4)
+    target = core.distinct(3, 6, 2)
+    pot = core.cpl.Potentials(unary, stop.fill_(0.5), core.cpl.LowRank(keys, values))
+    W = list(core.dense_from_factors(keys, values))
+    assert core.loop_ordered_nll(unary, stop, W, target) == pytest.approx(core.cpl.ordered_nll(pot, target).item())
+    one = target[:, :1]  # which has one order
+    assert core.loop_subset_nll(unary, stop, W, one) == pytest.approx(core.cpl.subset_nll(pot, one).item())
 
 
 def test_ways_to_find_several_answers_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

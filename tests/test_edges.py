@@ -11,7 +11,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from strategies import KINDS, Case, build, fixed_case
+from strategies import KINDS, PAIRS, Case, build, fixed_case
 from torch import Tensor
 
 import torchcpl as cpl
@@ -104,7 +104,7 @@ def without_candidates(pot: cpl.Potentials) -> cpl.Potentials:
     for f in fields(pot.interaction):  # type: ignore[arg-type]
         value = getattr(pot.interaction, f.name)
         if isinstance(value, Tensor) and f.name not in ("stop_key", "last_stop_key", "cover_offset"):
-            value = value[:, :0, :0] if f.name == "W" else value[:, :0]
+            value = value[:, :0, :0] if f.name in PAIRS else value[:, :0]
         parts[f.name] = value
     return cpl.Potentials(pot.unary[:, :0], torch.full_like(pot.stop, -torch.inf), type(pot.interaction)(**parts))
 

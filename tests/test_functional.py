@@ -198,3 +198,16 @@ def test_the_support_has_mass_one(case: Case) -> None:
         padded = padded.view(len(sequences), width)
         pot = case.pot[[b] * len(sequences)]
         assert cpl.log_prob(pot, padded).exp().sum().item() == pytest.approx(1, abs=TIGHT)
+
+
+def test_the_latest_pick_stays_the_latest_after_the_end() -> None:
+    """What a rule of one's own is told of the prefixes: of those after the end what it was told at the end."""
+    told = []
+
+    def rule(history: cpl.History) -> torch.Tensor:
+        told.append(history)
+        return ~history.selected
+
+    cpl.log_prob(fixed_case("dense", 0, 2, 3).pot, torch.tensor([[2, 0, -1, -1], [-1, -1, -1, -1]]), constraints=[rule])
+    assert told[0].last.tolist() == [[-1, 2, 0, 0, 0], [-1] * 5]
+    assert told[0].count.tolist() == [[0, 1, 2, 2, 2], [0] * 5]

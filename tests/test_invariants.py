@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import KINDS, PARTS_OF, Case, cases, demands, fixed_case, orders
+from strategies import KINDS, PAIRS, PARTS_OF, Case, cases, demands, fixed_case, orders
 from torch import Tensor
 
 import torchcpl as cpl
@@ -36,7 +36,7 @@ def with_parts(
 def reindexed(pot: cpl.Potentials, index: Tensor) -> cpl.Potentials:
     """Candidate j of the result is candidate ``index[j]`` of the given."""
     parts = {
-        name: part[:, index][:, :, index] if name == "W" else part if name in PER_ROW else part[:, index]
+        name: part[:, index][:, :, index] if name in PAIRS else part if name in PER_ROW else part[:, index]
         for name, part in parts_of(pot).items()
     }
     return with_parts(pot, pot.unary[:, index], pot.stop, pot.mask[:, index], parts)
@@ -53,7 +53,7 @@ def padded(pot: cpl.Potentials, more: int, junk: float) -> cpl.Potentials:
         return part
 
     parts = {
-        name: pad(part, 1, 2) if name == "W" else part if name in PER_ROW else pad(part, 1)
+        name: pad(part, 1, 2) if name in PAIRS else part if name in PER_ROW else pad(part, 1)
         for name, part in parts_of(pot).items()
     }
     mask = torch.cat([pot.mask, torch.zeros(len(pot), more, dtype=torch.bool)], 1)
@@ -117,10 +117,10 @@ def test_gradients_of_padding_are_zero(kind: str) -> None:
     assert unary.grad[:, 4:].eq(0).all()
     assert unary.grad[:, :4].ne(0).all()
     for name, leaf in leaves.items():
-        if name in ("keys", "values", "W", "stop_row"):
+        if name in ("keys", "values", "stop_row", *PAIRS):
             assert leaf.grad is not None
             assert leaf.grad[:, 4:].eq(0).all(), name
-            if name == "W":
+            if name in PAIRS:
                 assert leaf.grad[:, :, 4:].eq(0).all()
 
 
@@ -170,7 +170,7 @@ def test_permuting_candidates_permutes_searches(kind: str) -> None:
 def test_no_nan_in_low_precision_or_at_large_logits(kind: str, dtype: torch.dtype, scale: float) -> None:
     case = fixed_case(kind, 2, 4, 6, padded=True)
     parts = {
-        name: part.to(dtype) * (scale if name in ("W", "stop_row") or "key" in name.split("_")[-1] else 1)
+        name: part.to(dtype) * (scale if name in ("stop_row", *PAIRS) or "key" in name.split("_")[-1] else 1)
         for name, part in parts_of(case.pot).items()
     }
     unary, stop = (case.pot.unary * scale).to(dtype), (case.pot.stop * scale).to(dtype)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchcpl.checks import check_order, check_tensor, readable, validating
 from torchcpl.constraints import Constraint, History, Rules
 from torchcpl.interactions.base import State, accumulator
-from torchcpl.potentials import Potentials, check_potentials
+from torchcpl.potentials import Potentials, check_potentials, latest
 
 
 def start_state(pot: Potentials, rules: Rules, width: int) -> State:
@@ -61,9 +61,8 @@ def prefix_history(order: Tensor, num_candidates: int) -> History:
     rank.scatter_(2, order.where(order >= 0, num_candidates), positions)
     prefix = torch.arange(steps + 1, device=order.device)
     selected = rank[..., :num_candidates].unsqueeze(2) < prefix.view(-1, 1)  # (B, P, T+1, N)
-    last = torch.nn.functional.pad(order, (1, 0), value=-1)  # (B, P, T+1)
-    count = torch.minimum(prefix, (order >= 0).sum(-1, keepdim=True))
-    return History(selected.flatten(1, 2), last.flatten(1, 2), count.flatten(1, 2))
+    count = torch.minimum(prefix, (order >= 0).sum(-1, keepdim=True))  # (B, P, T+1)
+    return History(selected.flatten(1, 2), latest(order).flatten(1, 2), count.flatten(1, 2))
 
 
 def prefix_logits(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from torchcpl.checks import check_tensor, validating
@@ -99,41 +100,19 @@ def path_scores(
     (2.083, 4.0)
     """
     check_tensor("points", points, ("B", "T", 2), "float")
-    B, T = points.shape[:2]
+    B = len(points)
     check_tensor("paths", paths, (B, "K", "M", 2), "float", like=points)
-    K, M = paths.shape[1:3]
+    K = paths.shape[1]
     check_tensor("lengths", lengths, (B,), "long", like=points)
     check_tensor("path_lengths", path_lengths, (B, K), "long", like=points)
     check_tensor("num_paths", num_paths, (B,), "long", like=points)
     dtype = torch.promote_types(points.dtype, torch.promote_types(paths.dtype, torch.float32))
-    point_ok = torch.arange(T, device=points.device) < lengths[:, None]  # (B, T)
-    path_ok = torch.arange(M, device=points.device) < path_lengths[..., None]  # (B, K, M)
+    distances = _distances(points.to(dtype)[:, None], lengths[:, None], paths.to(dtype), path_lengths)  # (B, 1, K) each
     valid = (torch.arange(K, device=points.device) < num_paths[:, None]) & (path_lengths > 0) & (lengths > 0)[:, None]
-    if T == 0 or M == 0 or K == 0:
-        nothing = torch.full((B,), empty, dtype=dtype, device=points.device)
-        return {"min_ade": nothing, "min_hd": nothing.clone()}
-
-    ade, hd = (d.squeeze(1) for d in _between(points.to(dtype)[:, None], point_ok[:, None], paths.to(dtype), path_ok))
-    some = valid.any(1)
-    nearest = [torch.where(some, d.masked_fill(~valid, math.inf).amin(1), empty) for d in (ade, hd)]
-    return {"min_ade": nearest[0], "min_hd": nearest[1]}
-
-
-def _between(points: Tensor, point_ok: Tensor, paths: Tensor, path_ok: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric mean and Hausdorff distance (B, A, K) of answers (B, A, T, 2) and paths (B, K, M, 2).
-
-    ``point_ok`` (B, A, T) and ``path_ok`` (B, K, M) are False in padding; empty answers and paths have NaN.
-    """
-    # By coordinate: cdist's matrix-product form loses half the precision, its other form has a size limit on CUDA.
-    gaps = [points[:, :, None, :, None, axis] - paths[:, None, :, None, :, axis] for axis in (0, 1)]
-    distance = (gaps[0].square() + gaps[1].square()).sqrt()  # (B, A, K, T, M)
-    there, wanted = point_ok[:, :, None], path_ok[:, None]  # (B, A, 1, T), (B, 1, K, M)
-    distance = torch.where(there.unsqueeze(-1) & wanted.unsqueeze(-2), distance, math.inf)
-    # Zero for padding: neutral in a sum and in a maximum of distances.
-    to_path = torch.where(there, distance.amin(4), 0.0)  # (B, A, K, T)
-    to_points = torch.where(wanted, distance.amin(3), 0.0)  # (B, A, K, M)
-    ade = 0.5 * to_path.sum(3) / there.sum(3) + 0.5 * to_points.sum(3) / wanted.sum(3)
-    return ade, torch.maximum(to_path.amax(3), to_points.amax(3))
+    # One more, infinitely far, so that there may be none.
+    nearest = [F.pad(d[:, 0].masked_fill(~valid, math.inf), (0, 1), value=math.inf).amin(1) for d in distances]
+    min_ade, min_hd = (torch.where(valid.any(1), d, empty) for d in nearest)
+    return {"min_ade": min_ade, "min_hd": min_hd}
 
 
 def path_distances(points: Tensor, lengths: Tensor, paths: Tensor, path_lengths: Tensor) -> Tensor:
@@ -146,13 +125,28 @@ def path_distances(points: Tensor, lengths: Tensor, paths: Tensor, path_lengths:
     Returns:
         (B, A, K).
     """
-    real = [
-        torch.arange(p.shape[2], device=p.device) < n[..., None] for p, n in ((points, lengths), (paths, path_lengths))
-    ]
-    if not points.shape[2] or not paths.shape[2]:
-        return points.new_full((*points.shape[:2], paths.shape[1]), math.inf)
-    ade, _ = _between(points, real[0], paths, real[1])
-    return ade.masked_fill((lengths == 0).unsqueeze(2) | (path_lengths == 0).unsqueeze(1), math.inf)
+    return _distances(points, lengths, paths, path_lengths)[0]
+
+
+def _distances(points: Tensor, lengths: Tensor, paths: Tensor, path_lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """`path_distances`, and likewise the Hausdorff distances."""
+    there = torch.arange(points.shape[2], device=points.device) < lengths[..., None]  # (B, A, T)
+    wanted = torch.arange(paths.shape[2], device=points.device) < path_lengths[..., None]  # (B, K, M)
+    if not there.shape[2] or not wanted.shape[2]:
+        nothing = points.new_full((*lengths.shape, path_lengths.shape[1]), math.inf)
+        return nothing, nothing
+    there, wanted = there[:, :, None], wanted[:, None]  # (B, A, 1, T), (B, 1, K, M)
+    # By coordinate: cdist's matrix-product form loses half the precision, its other form has a size limit on CUDA.
+    gaps = [points[:, :, None, :, None, axis] - paths[:, None, :, None, :, axis] for axis in (0, 1)]
+    distance = (gaps[0].square() + gaps[1].square()).sqrt()  # (B, A, K, T, M)
+    distance = torch.where(there.unsqueeze(-1) & wanted.unsqueeze(-2), distance, math.inf)
+    # Zero for padding: neutral in a sum and in a maximum of distances.
+    to_path = torch.where(there, distance.amin(4), 0.0)  # (B, A, K, T)
+    to_points = torch.where(wanted, distance.amin(3), 0.0)  # (B, A, K, M)
+    ade = 0.5 * to_path.sum(3) / there.sum(3) + 0.5 * to_points.sum(3) / wanted.sum(3)
+    hausdorff = torch.maximum(to_path.amax(3), to_points.amax(3))
+    empty = (lengths == 0)[:, :, None] | (path_lengths == 0)[:, None]  # (B, A, K)
+    return ade.masked_fill(empty, math.inf), hausdorff.masked_fill(empty, math.inf)
 
 
 def answer_scores(distances: Tensor, probability: Tensor, num_paths: Tensor, near: float = 4.0) -> dict[str, Tensor]:

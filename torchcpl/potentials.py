@@ -264,3 +264,10 @@ def picked_mask(indices: Tensor, num_candidates: int) -> Tensor:
     slots = indices.where(indices >= 0, num_candidates)
     picked = torch.zeros(*indices.shape[:-1], num_candidates + 1, dtype=torch.bool, device=indices.device)
     return picked.scatter(-1, slots, True)[..., :num_candidates]
+
+
+def latest(picks: Tensor) -> Tensor:
+    """(..., T+1) the latest of the first 0, 1, …, T ``picks`` (..., T), any of which may be −1; −1 for none."""
+    padded = torch.nn.functional.pad(picks, (1, 0), value=-1)
+    place = torch.arange(padded.shape[-1], device=picks.device).where(padded >= 0, 0).cummax(-1).values
+    return padded.gather(-1, place)

@@ -91,10 +91,9 @@ def test_the_worst_scenes_are_those_with_the_largest_distance(scenes: Scenes) ->
     ]
     wanted = single[np.argsort(one_at_a_time)[::-1][:2]].tolist()
     assert figures.worst_scenes(cpl, scenes, 2) == wanted
-    panel = figures.failures_panel(cpl, "cpl", scenes)
-    assert panel is not None
+    (panel,) = figures.failures_panels(cpl, scenes)
     assert panel.name == "failures"
-    assert figures.failures_panel(cpl, "cpl", scenes.select(np.flatnonzero(scenes.counts > 1))) is None
+    assert figures.failures_panels(cpl, scenes.select(np.flatnonzero(scenes.counts > 1))) == []
 
 
 def test_the_scenes_figure_has_a_row_a_method_and_draws_the_points(scenes: Scenes) -> None:

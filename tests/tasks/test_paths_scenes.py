@@ -282,6 +282,19 @@ def test_scenes_stored_without_their_reach_show_what_they_always_did(made: Scene
         load_scenes(tmp_path / "bad.npz")
 
 
+def test_points_that_round_onto_the_edge_are_refused(made: Scenes, tmp_path: Path) -> None:
+    """As float64 they lie in the image, as float32 in a cell that does not exist."""
+    save_scenes(made, tmp_path / "new.npz")
+    stored = dict(np.load(tmp_path / "new.npz"))
+    stored["paths"] = stored["paths"].astype(np.float64)
+    np.savez(tmp_path / "wide.npz", **stored)
+    equal(load_scenes(tmp_path / "wide.npz"), made)
+    stored["paths"][0, 0, 1, 0] = 256 - 1e-9
+    np.savez(tmp_path / "wide.npz", **stored)
+    with pytest.raises(ValueError, match=r"wide\.npz: expected 1 to 6 paths a scene.* in the image"):
+        load_scenes(tmp_path / "wide.npz")
+
+
 def test_a_map_driven_the_other_way() -> None:
     graph = procedural_map(6, seed=4)
     back = graph.reversed()

@@ -491,8 +491,8 @@ def test_the_defaults_are_the_papers() -> None:
     paper = {
         "epochs": 300, "batch_size": 256, "optimizer": "adamw", "lr": 3e-4, "weight_decay": 1e-4, "scenes": 6000,
         "val": 0.2, "held_out": 0.0, "split": "index", "dim": 128, "layers": 4, "heads": 8, "ffn": 512, "dropout": 0.1,
-        "attention_dropout": 0.1, "hidden": 128, "score_hidden": 64, "decoder_layers": 2, "hypotheses": 6, "max_len": 100,
-        "kind": "lowrank",
-        "live_stop": True, "selection_weight": 10.0, "offset_weight": 5.0, "schedule": "constant",
+        "attention_dropout": 0.1, "hidden": 128, "score_hidden": 64, "decoder_layers": 2, "hypotheses": 6,
+        "max_len": 100, "kind": "lowrank", "live_stop": True, "selection_weight": 10.0, "offset_weight": 5.0,
+        "schedule": "constant",
     }  # fmt: skip
     assert paper.items() <= dataclasses.asdict(PathsConfig()).items()

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcpl.checks import check_count, check_generator
-from torchcpl.constraints import Constraint, History, Rules
-from torchcpl.decoding.rollout import may_test, refuse_tracing, samples_first
-from torchcpl.functional import blame_nan, start_state, step_log_probs
+from torchcpl.constraints import Constraint, Rules
+from torchcpl.decoding.rollout import Hypotheses, begin, may_test, refuse_tracing, samples_first
+from torchcpl.functional import blame_nan, step_log_probs
 from torchcpl.interactions.base import accumulator, reorder
 from torchcpl.potentials import Potentials, Selection
 
@@ -139,37 +139,27 @@ def likeliest(count: int) -> Keep:
 def search(pot: Potentials, rules: Rules, width: int, keep: Keep, root: float | Tensor = 0.0) -> Beams:
     """Extend all hypotheses of a row at every step, and ``keep`` up to ``width``; ``root`` scores the empty one."""
     refuse_tracing()
-    batch, n = pot.unary.shape
-    device = pot.unary.device
-    dtype = accumulator(pot.unary.dtype)
-    indices = torch.full((batch, 1, rules.max_len), -1, dtype=torch.long, device=device)
-    log_prob = torch.zeros(batch, 1, dtype=dtype, device=device)
-    beams = Beams(indices, torch.zeros_like(indices, dtype=dtype), log_prob, log_prob + root)
-    marks = torch.zeros(batch, 1, n + 1, dtype=torch.bool, device=device)  # the last column: stopped
-    last = torch.full((batch, 1), -1, dtype=torch.long, device=device)
-    state = start_state(pot, rules, 1)
+    n = pot.num_candidates
+    now, indices, gains = begin(pot, rules, 1)
+    beams = Beams(indices, gains, now.log_prob, now.log_prob + root)
     for t in range(rules.max_len):
-        stopped = marks[..., n]
-        if may_test(t, device) and bool((stopped | (beams.log_prob == -torch.inf)).all()):
+        if may_test(t, indices.device) and bool((now.stopped | (now.log_prob == -torch.inf)).all()):
             break
-        history = History(marks[..., :n], last, (beams.indices >= 0).sum(-1))
-        log_probs = step_log_probs(pot, state, history, rules)
+        log_probs = step_log_probs(pot, now.state, now.history, rules)
         # A stopped hypothesis has one continuation, itself.
-        log_probs = log_probs.masked_fill(stopped.unsqueeze(-1), -torch.inf)
-        log_probs[..., n] = log_probs[..., n].masked_fill(stopped, 0)
+        log_probs = log_probs.masked_fill(now.stopped.unsqueeze(-1), -torch.inf)
+        log_probs[..., n] = log_probs[..., n].masked_fill(now.stopped, 0)
         score, best = keep(log_probs, beams)
         parents, choice = best // (n + 1), best % (n + 1)
-        pick = choice.masked_fill(choice == n, -1)
-        gained = log_probs.flatten(1).gather(1, best)
-        indices, gains, log_prob, marks, last, *parts = reorder(
-            (beams.indices, beams.gains, beams.log_prob, marks, last, *state), parents
+        gain = log_probs.flatten(1).gather(1, best)
+        indices, gains, marks, last, length, log_prob, *state = reorder(
+            (beams.indices, beams.gains, *now[:-1], *now.state), parents
         )
-        indices[..., t], gains[..., t] = pick, gained.masked_fill(pick < 0, 0)
-        log_prob = (log_prob + gained).masked_fill(score == -torch.inf, -torch.inf)
-        beams = Beams(indices, gains, log_prob, score)
-        marks.scatter_(-1, choice.unsqueeze(-1), True)
-        last = last.where(pick < 0, pick)
-        state = pot.interaction.advance(tuple(parts), pick)
+        now = Hypotheses(marks, last, length, log_prob, tuple(state))
+        now, indices[..., t], gains[..., t] = now.after(choice, gain)
+        log_prob = now.log_prob.masked_fill(score == -torch.inf, -torch.inf)
+        now = now._replace(log_prob=log_prob, state=pot.interaction.advance(now.state, indices[..., t]))
+        beams = Beams(indices, gains, now.log_prob, score)
     blame_nan(beams.log_prob, pot)
     short = width - beams.score.shape[1]
     log_prob, score = (pad(part, (0, short), value=-torch.inf) for part in (beams.log_prob, beams.score))

@@ -35,41 +35,59 @@ class Hypotheses(NamedTuple):
     log_prob: Tensor  # (B, K)
     state: State  # of the interaction
 
+    @property
+    def history(self) -> History:
+        return History(self.marks[..., :-1], self.last, self.length)
+
+    @property
+    def stopped(self) -> Tensor:
+        return self.marks[..., -1]  # (B, K)
+
+    def after(self, choice: Tensor, gain: Tensor) -> tuple[Hypotheses, Tensor, Tensor]:
+        """Them after a choice (B, K) of log-probability ``gain``, the state as it was; the pick and its gain.
+
+        Where the choice was the stop, N, these are −1 and 0.
+        """
+        marks = self.marks.scatter(-1, choice.unsqueeze(-1), True)
+        stopped = marks[..., -1]
+        pick = choice.masked_fill(stopped, -1)
+        last = self.last.where(stopped, pick)
+        now = Hypotheses(marks, last, self.length + ~stopped, self.log_prob + gain, self.state)
+        return now, pick, gain.masked_fill(stopped, 0)
+
+
+def begin(pot: Potentials, rules: Rules, width: int) -> tuple[Hypotheses, Tensor, Tensor]:
+    """``width`` hypotheses a row with nothing picked, and room for their picks and the gains of these (B, K, T)."""
+    batch, n = pot.unary.shape
+    marks = torch.zeros(batch, width, n + 1, dtype=torch.bool, device=pot.unary.device)
+    last = torch.full((batch, width), -1, dtype=torch.long, device=marks.device)
+    log_prob = torch.zeros(batch, width, dtype=accumulator(pot.unary.dtype), device=marks.device)
+    room = (batch, width, rules.max_len)
+    now = Hypotheses(marks, last, torch.zeros_like(last), log_prob, start_state(pot, rules, width))
+    return now, last.new_full(room, -1), log_prob.new_zeros(room)
+
 
 def rollout(pot: Potentials, rules: Rules, width: int, choose: Choose) -> Selection:
     """Run ``width`` hypotheses a row: (B, K, T)."""
-    batch, n = pot.unary.shape
-    device = pot.unary.device
-    dtype = accumulator(pot.unary.dtype)
-    marks = torch.zeros(batch, width, n + 1, dtype=torch.bool, device=device)
-    last = torch.full((batch, width), -1, dtype=torch.long, device=device)
-    log_prob = torch.zeros(batch, width, dtype=dtype, device=device)
-    begun = Hypotheses(marks, last, torch.zeros_like(last), log_prob, start_state(pot, rules, width))
-    indices = torch.full((batch, width, rules.max_len), -1, dtype=torch.long, device=device)
-    gains = torch.zeros(batch, width, rules.max_len, dtype=dtype, device=device)
+    now, indices, gains = begin(pot, rules, width)
     if torch.compiler.is_compiling():
-        indices, gains, log_prob = _traced_loop(pot, rules, choose, begun, indices, gains)
+        now, indices, gains = _traced_loop(pot, rules, choose, now, indices, gains)
     else:
-        log_prob = _loop(pot, rules, choose, begun, indices, gains)
+        for t in range(rules.max_len):
+            if may_test(t, indices.device) and bool(now.stopped.all()):
+                break
+            now, indices[..., t], gains[..., t] = _step(pot, rules, choose, now)
+            if t + 1 < rules.max_len:
+                now = now._replace(state=pot.interaction.advance(now.state, indices[..., t]))
     # A hypothesis that reached max_len stops with certainty.
-    return Selection(indices, (indices >= 0).sum(-1), blame_nan(log_prob, pot), n, step_log_prob=gains)
-
-
-def _loop(pot: Potentials, rules: Rules, choose: Choose, now: Hypotheses, indices: Tensor, gains: Tensor) -> Tensor:
-    """The loop in Python: fills ``indices`` and ``gains`` (B, K, T), returns the log-probabilities (B, K)."""
-    for t in range(rules.max_len):
-        if may_test(t, indices.device) and bool(now.marks[..., -1].all()):
-            break
-        now, indices[..., t], gains[..., t] = _step(pot, rules, choose, now)
-        if t + 1 < rules.max_len:
-            now = now._replace(state=pot.interaction.advance(now.state, indices[..., t]))
-    return now.log_prob
+    lengths = (indices >= 0).sum(-1)
+    return Selection(indices, lengths, blame_nan(now.log_prob, pot), pot.num_candidates, step_log_prob=gains)
 
 
 def _traced_loop(
     pot: Potentials, rules: Rules, choose: Choose, begun: Hypotheses, indices: Tensor, gains: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The loop as one ``while_loop`` of the graph: indices and gains (B, K, T), log-probabilities (B, K)."""
+) -> tuple[Hypotheses, Tensor, Tensor]:
+    """The loop as one ``while_loop`` of the graph: the hypotheses at the end, indices and gains (B, K, T)."""
     from torch._higher_order_ops import while_loop
 
     # while_loop refuses inputs that alias, as keys and stop_key of one head do. Contiguous: the ambiguous strides of a
@@ -78,7 +96,7 @@ def _traced_loop(
     limit = torch.full((), rules.max_len, device=indices.device)
 
     def going(t: Tensor, indices: Tensor, gains: Tensor, now: Hypotheses) -> Tensor:
-        return (t < limit) & ~now.marks[..., -1].all()
+        return (t < limit) & ~now.stopped.all()
 
     def body(t: Tensor, indices: Tensor, gains: Tensor, now: Hypotheses) -> tuple[Tensor, Tensor, Tensor, Hypotheses]:
         inside = copy(rules)
@@ -90,22 +108,15 @@ def _traced_loop(
 
     start = torch.zeros((), dtype=torch.long, device=indices.device)
     _, indices, gains, now = while_loop(going, body, (start, indices, gains, begun))
-    return indices, gains, now.log_prob
+    return now, indices, gains
 
 
 def _step(pot: Potentials, rules: Rules, choose: Choose, now: Hypotheses) -> tuple[Hypotheses, Tensor, Tensor]:
     """One choice of every hypothesis: the pick (B, K), −1 for the stop, and its log-probability (B, K)."""
-    marks, last, length, total, state = now
-    stopped = marks[..., -1]
-    log_probs = step_log_probs(pot, state, History(marks[..., :-1], last, length), rules)
-    choice = choose(log_probs).masked_fill(stopped, pot.num_candidates)
-    gain = log_probs.gather(-1, choice.unsqueeze(-1)).squeeze(-1).masked_fill(stopped, 0)
-    # Choosing the stop marks the extra last column, which says whether a hypothesis has stopped.
-    marks = marks.scatter(-1, choice.unsqueeze(-1), True)
-    stopped = marks[..., -1]
-    pick = choice.masked_fill(stopped, -1)
-    now = Hypotheses(marks, last.where(stopped, pick), length + ~stopped, total + gain, state)
-    return now, pick, gain.masked_fill(stopped, 0)
+    log_probs = step_log_probs(pot, now.state, now.history, rules)
+    choice = choose(log_probs).masked_fill(now.stopped, pot.num_candidates)
+    gain = log_probs.gather(-1, choice.unsqueeze(-1)).squeeze(-1).masked_fill(now.stopped, 0)
+    return now.after(choice, gain)
 
 
 def refuse_tracing() -> None:

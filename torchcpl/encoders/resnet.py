@@ -32,8 +32,6 @@ def prepare(images: Tensor) -> Tensor:
     mean = torch.tensor(IMAGENET_MEAN, device=images.device)
     std = torch.tensor(IMAGENET_STD, device=images.device)
     x = ((images.float() / 255 - mean) / std).permute(0, 3, 1, 2)  # (B, 3, H, W), channels last
-    if x.shape[-2:] == (SIDE, SIDE):
-        return x
     return F.interpolate(x, size=(SIDE, SIDE), mode="bilinear", align_corners=False)
 
 

@@ -37,13 +37,13 @@ class Interaction(ABC):
         first: Tensor = getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
         return first.shape[0], first.shape[1]
 
-    @abstractmethod
     def start(self, width: int = 1) -> State:
         """The state of K = ``width`` hypotheses with nothing picked."""
+        return self.prefixes(torch.empty(self.shape[0], width, 0, dtype=torch.long, device=self._device))
 
     @abstractmethod
     def advance(self, state: State, picks: Tensor) -> State:
-        """The state after one more pick (B, K) each; −1 for those that have stopped."""
+        """The state after one more pick (B, K) each; that of hypotheses with −1, which have stopped, stays."""
 
     @abstractmethod
     def prefixes(self, order: Tensor) -> State:
@@ -109,10 +109,6 @@ class Additive(Interaction):
     def steps(self, picks: Tensor) -> State:
         """What each of ``picks`` (B, ...) adds to the state: tensors (B, ..., ·), zero where the pick is −1."""
 
-    def start(self, width: int = 1) -> State:
-        nothing = torch.full((self.shape[0], width), -1, dtype=torch.long, device=self._device)
-        return self.steps(nothing)
-
     def advance(self, state: State, picks: Tensor) -> State:
         return tuple(part + step for part, step in zip(state, self.steps(picks), strict=True))
 
@@ -120,10 +116,7 @@ class Additive(Interaction):
         return tuple(step.sum(2) for step in self.steps(picks))
 
     def prefixes(self, order: Tensor) -> State:
-        return tuple(
-            torch.nn.functional.pad(step, (0, 0, 1, 0)).cumsum(2).flatten(1, 2)  # (B, P, T+1, ·)
-            for step in self.steps(order)
-        )
+        return tuple(running_sum(step).flatten(1, 2) for step in self.steps(order))
 
 
 def reorder(state: State, parents: Tensor) -> State:
@@ -132,6 +125,11 @@ def reorder(state: State, parents: Tensor) -> State:
         part.gather(1, parents.view(*parents.shape, *[1] * (part.dim() - 2)).expand(-1, -1, *part.shape[2:]))
         for part in state
     )
+
+
+def running_sum(steps: Tensor) -> Tensor:
+    """(B, P, T+1, ·) the sums of the first 0, 1, …, T of ``steps`` (B, P, T, ·)."""
+    return torch.nn.functional.pad(steps, (0, 0, 1, 0)).cumsum(2)
 
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
@@ -148,6 +146,11 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
         flat = flat + (torch.arange(batch, device=index.device) * count).view(batch, *[1] * (index.dim() - 1))
     found = rows.index_select(0, flat.flatten()).view(*index.shape, width)
     return found.masked_fill((index < 0).unsqueeze(-1), 0)
+
+
+def addends(table: Tensor, picks: Tensor) -> Tensor:
+    """``gather_rows`` in the dtype to sum in."""
+    return gather_rows(table, picks).to(accumulator(table.dtype))
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from torchcpl.checks import describe
-from torchcpl.interactions.base import Additive, State, accumulator, gather_rows
+from torchcpl.interactions.base import Additive, State, addends
 from torchcpl.interactions.lowrank import check_factors, key_logits
 from torchcpl.potentials import register_pytree
 
@@ -36,7 +36,7 @@ class Contextual(Additive):
     # The state is the sum of the picked values (B, K, h) and their number (B, K, 1).
 
     def steps(self, picks: Tensor) -> State:
-        values = gather_rows(self.values, picks).to(accumulator(self.values.dtype))
+        values = addends(self.values, picks)
         return values, (picks >= 0).unsqueeze(-1).to(values.dtype)
 
     def logits(self, state: State) -> tuple[Tensor, Tensor | None]:

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from torchcpl.checks import check_tensor
-from torchcpl.interactions.base import Additive, State, accumulator, gather_rows
+from torchcpl.interactions.base import Additive, State, accumulator, addends, gather_rows
 from torchcpl.interactions.lowrank import check_factors, key_logits
 from torchcpl.potentials import register_pytree
 
-LARGEST = (
-    30  # bound on c: exp of much more would overflow. No float: torch.compile would make that an input of its graph
-)
+# Bound on c: exp of much more would overflow. No float: torch.compile would make that an input of its graph.
+LARGEST = 30
 
 
 @register_pytree
@@ -44,17 +43,12 @@ class Coverage(Additive):
     # The state is the context (B, K, h) and Σ exp c of every candidate (B, K, N).
 
     def steps(self, picks: Tensor) -> State:
-        dtype = accumulator(self.values.dtype)
         flat = picks.flatten(1)  # (B, M)
-        chosen = gather_rows(self.cover_values, flat)
-        covered = self.covered(chosen).masked_fill((flat < 0).unsqueeze(-1), 0).view(*picks.shape, self.shape[1])
-        return gather_rows(self.values, picks).to(dtype), covered
-
-    def covered(self, chosen: Tensor) -> Tensor:
-        """(B, M, N) exp c_ji of picks i with the cover values ``chosen`` (B, M, h)."""
-        product, _ = key_logits(self.cover_keys, None, chosen)
+        product, _ = key_logits(self.cover_keys, None, gather_rows(self.cover_values, flat))  # (B, M, N)
         dtype = accumulator(self.values.dtype)
-        return (product.to(dtype) + self.cover_offset.to(dtype)[:, None, None]).clamp(max=LARGEST).exp()
+        covered = (product.to(dtype) + self.cover_offset.to(dtype)[:, None, None]).clamp(max=LARGEST).exp()
+        covered = covered.masked_fill((flat < 0).unsqueeze(-1), 0).view(*picks.shape, self.shape[1])
+        return addends(self.values, picks), covered
 
     def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
         context, covered = state

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from torchcpl.checks import check_tensor
-from torchcpl.interactions.base import Additive, State, accumulator, gather_rows
+from torchcpl.interactions.base import Additive, State, accumulator, addends
 from torchcpl.potentials import register_pytree
 
 
@@ -28,11 +28,7 @@ class Dense(Additive):
     # The state is what the picks have added to the logits: (B, K, N) and, with a stop_row, (B, K, 1).
 
     def steps(self, picks: Tensor) -> State:
-        dtype = accumulator(self.W.dtype)
-        columns = gather_columns(self.W, picks).to(dtype)  # (B, ..., N)
-        if self.stop_row is None:
-            return (columns,)
-        return columns, gather_rows(self.stop_row.unsqueeze(-1), picks).to(dtype)
+        return with_stop(gather_columns(self.W, picks), self.stop_row, picks)
 
     def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
         return state[0], state[1].squeeze(-1) if len(state) > 1 else None
@@ -47,10 +43,13 @@ def check_pairs(name: str, matrix: Tensor, stop_row: Tensor | None) -> None:
 
 
 def gather_columns(W: Tensor, picks: Tensor) -> Tensor:
-    """Columns of W (B, N, N) at ``picks`` (B, ...) → (B, ..., N), zeros at −1; W is not copied."""
-    candidates = W.shape[1]
-    if candidates == 0:
-        return W.new_zeros(*picks.shape, 0)
+    """Columns of W (B, N, N) at ``picks`` (B, ...) → (B, ..., N), zeros at −1, in the dtype to sum in."""
     flat = picks.clamp(min=0).flatten(1)  # (B, M)
-    columns = W.transpose(1, 2).gather(1, flat.unsqueeze(-1).expand(-1, -1, candidates))
-    return columns.view(*picks.shape, candidates).masked_fill((picks < 0).unsqueeze(-1), 0)
+    columns = W.transpose(1, 2).gather(1, flat.unsqueeze(-1).expand(-1, -1, W.shape[1]))
+    columns = columns.view(*picks.shape, W.shape[1]).masked_fill((picks < 0).unsqueeze(-1), 0)
+    return columns.to(accumulator(W.dtype))
+
+
+def with_stop(added: Tensor, stop_row: Tensor | None, picks: Tensor) -> State:
+    """What ``picks`` (B, ...) ``added`` to the candidates (B, ..., N), and what they add to the stop, (B, ..., 1)."""
+    return (added,) if stop_row is None else (added, addends(stop_row.unsqueeze(-1), picks))

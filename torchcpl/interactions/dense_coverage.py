@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcpl.interactions.base import Additive, State, accumulator, gather_rows
+from torchcpl.interactions.base import Additive, State
 from torchcpl.interactions.coverage import LARGEST
-from torchcpl.interactions.dense import check_pairs, gather_columns
+from torchcpl.interactions.dense import check_pairs, gather_columns, with_stop
 from torchcpl.potentials import register_pytree
 
 
@@ -31,12 +31,8 @@ class DenseCoverage(Additive):
     # The state is Σ exp c of every candidate (B, K, N) and, with a stop_row, what the picks add to the stop (B, K, 1).
 
     def steps(self, picks: Tensor) -> State:
-        dtype = accumulator(self.cover.dtype)
-        covered = gather_columns(self.cover, picks).to(dtype).clamp(max=LARGEST).exp()  # (B, ..., N)
-        covered = covered.masked_fill((picks < 0).unsqueeze(-1), 0)
-        if self.stop_row is None:
-            return (covered,)
-        return covered, gather_rows(self.stop_row.unsqueeze(-1), picks).to(dtype)
+        covered = gather_columns(self.cover, picks).clamp(max=LARGEST).exp()  # (B, ..., N)
+        return with_stop(covered.masked_fill((picks < 0).unsqueeze(-1), 0), self.stop_row, picks)
 
     def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
         return -torch.log1p(state[0]), state[1].squeeze(-1) if len(state) > 1 else None

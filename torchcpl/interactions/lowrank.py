@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcpl.checks import check_tensor
-from torchcpl.interactions.base import Additive, State, accumulator, gather_rows, without_autocast
+from torchcpl.interactions.base import Additive, State, addends, without_autocast
 from torchcpl.potentials import register_pytree
 
 
@@ -33,7 +33,7 @@ class LowRank(Additive):
     # The state is the context: (B, K, h).
 
     def steps(self, picks: Tensor) -> State:
-        return (gather_rows(self.values, picks).to(accumulator(self.values.dtype)),)
+        return (addends(self.values, picks),)
 
     def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
         return key_logits(self.keys, self.stop_key, state[0])

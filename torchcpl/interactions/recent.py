@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from torchcpl.checks import check_tensor
-from torchcpl.interactions.base import Interaction, State, accumulator, gather_rows
+from torchcpl.interactions.base import Interaction, State, addends, gather_rows, running_sum
 from torchcpl.interactions.lowrank import check_factors, key_logits
-from torchcpl.potentials import register_pytree
+from torchcpl.potentials import latest, register_pytree
 
 
 @register_pytree
@@ -40,30 +38,19 @@ class Recent(Interaction):
         if (self.stop_key is None) != (self.last_stop_key is None):
             raise ValueError("stop_key, last_stop_key: expected both or neither, got one")
 
-    # The state is the sum of the picked values and the value of the latest, (B, K, h) each.
-
-    def start(self, width: int = 1) -> State:
-        return self._steps(torch.full((self.shape[0], width), -1, dtype=torch.long, device=self._device))
+    # The state is the sum of the picked values (B, K, h) and the latest pick (B, K).
 
     def advance(self, state: State, picks: Tensor) -> State:
-        step, last = self._steps(picks)
-        return state[0] + step, last
+        return state[0] + addends(self.values, picks), picks.where(picks >= 0, state[1])
 
     def prefixes(self, order: Tensor) -> State:
-        steps, lasts = (pad(part, (0, 0, 1, 0)) for part in self._steps(order))  # (B, P, T+1, h)
-        return steps.cumsum(2).flatten(1, 2), lasts.flatten(1, 2)
+        return running_sum(addends(self.values, order)).flatten(1, 2), latest(order).flatten(1, 2)
 
     def after(self, picks: Tensor) -> State:
-        steps, lasts = (pad(part, (0, 0, 1, 0)) for part in self._steps(picks))  # (B, K, T+1, h)
-        number = torch.arange(1, picks.shape[2] + 1, device=picks.device) * (picks >= 0)
-        place = pad(number, (1, 0)).amax(-1)[..., None, None].expand(-1, -1, 1, lasts.shape[-1])
-        return steps.sum(2), lasts.gather(2, place).squeeze(2)
+        return addends(self.values, picks).sum(2), latest(picks)[..., -1]
 
     def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
         candidates, stop = key_logits(self.keys, self.stop_key, state[0])
-        more, more_stop = key_logits(self.last_keys, self.last_stop_key, state[1])
+        last = gather_rows(self.last_values, state[1])  # (B, K, h)
+        more, more_stop = key_logits(self.last_keys, self.last_stop_key, last)
         return candidates + more, None if stop is None or more_stop is None else stop + more_stop
-
-    def _steps(self, picks: Tensor) -> tuple[Tensor, Tensor]:
-        dtype = accumulator(self.values.dtype)
-        return gather_rows(self.values, picks).to(dtype), gather_rows(self.last_values, picks).to(dtype)

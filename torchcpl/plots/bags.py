@@ -21,19 +21,21 @@ def selection_steps(probabilities: Array, picks: Sequence[int], labels: Array, n
     cluster of each candidate, an index into ``names``.
     """
     T, N = len(picks), len(labels)
-    order, places, groups = _grouped(labels)
+    groups, number = np.unique(labels, return_inverse=True)
+    order, colours = np.argsort(labels, kind="stable"), _colours(labels)
+    titles = [names[group] for group in groups]
+    places = np.empty(N)  # on the x axis, with gaps between clusters
+    places[order] = np.arange(N) + 3.0 * number[order]
     columns = 2 if T + 1 > 3 else 1
     rows = -(-(T + 1) // columns)
     figure, axes = new_figure(WIDTH, 0.92 * rows + 0.55, rows, columns, sharex=True, sharey=True, squeeze=False)
     stop_at = places.max() + 9
     # The final stop is much likelier than any candidate: its bar is broken, with its value next to it.
     height = float(probabilities[:, :N].max()) * 1.45
-    colours = [_colour(groups, label) for label in labels[order]]
-    for t, panel in enumerate(axes.T.flat):
-        if t > T:
-            panel.set_axis_off()
-            continue
-        panel.bar(places, probabilities[t, order], width=1.0, color=colours, linewidth=0)
+    for panel in axes.T.flat[T + 1 :]:
+        panel.set_axis_off()
+    for t, panel in enumerate(axes.T.flat[: T + 1]):
+        panel.bar(places[order], probabilities[t, order], width=1.0, color=colours[order], linewidth=0)
         stop = float(probabilities[t, N])
         panel.bar(stop_at, min(stop, height), width=3.0, color=INK, linewidth=0)
         if stop > height:
@@ -41,11 +43,9 @@ def selection_steps(probabilities: Array, picks: Sequence[int], labels: Array, n
                 panel.plot(
                     [stop_at - 2.4, stop_at + 2.4], [(y - 0.04) * height, (y + 0.04) * height], "-w", linewidth=1.5
                 )
-        position = {int(candidate): places[i] for i, candidate in enumerate(order)}
         for pick in picks[:t]:  # marks the earlier picks
-            colour = _colour(groups, labels[pick])
-            panel.plot(position[pick], -0.055 * height, "^", color=colour, markersize=3.2, clip_on=False)
-        x, value = (position[picks[t]], probabilities[t, picks[t]]) if t < T else (stop_at, min(stop, height))
+            panel.plot(places[pick], -0.055 * height, "^", color=colours[pick], markersize=3.2, clip_on=False)
+        x, value = (places[picks[t]], probabilities[t, picks[t]]) if t < T else (stop_at, min(stop, height))
         panel.annotate(
             str(t + 1) if t < T else f"stop {stop:.2f}", (x, value), (0, 3), textcoords="offset points",
             ha="center" if t < T else "right", fontsize=7, fontweight="bold", color="white", annotation_clip=False,
@@ -62,9 +62,8 @@ def selection_steps(probabilities: Array, picks: Sequence[int], labels: Array, n
         panel.tick_params(bottom=False, labelbottom=True)
         panel.locator_params(axis="y", nbins=3)
         panel.yaxis.grid(True)
-        centres = [places[labels[order] == group].mean() for group in groups]
-        panel.set_xticks([*centres, stop_at], [*(names[group] for group in groups), "stop"])
-        _fit_labels(panel, names, groups)
+        centres = [places[labels == group].mean() for group in groups]
+        panel.set_xticks([*centres, stop_at], [*titles, "stop"], **_fitting(titles))
     figure.supylabel("probability of being picked next", fontsize=8)
     return figure
 
@@ -72,14 +71,11 @@ def selection_steps(probabilities: Array, picks: Sequence[int], labels: Array, n
 @styled
 def embedding(points: Array, labels: Array, picks: Sequence[int], names: Sequence[str]) -> Figure:
     """Candidates (N, 2) as a scatter plot, coloured by cluster, the picks numbered in order."""
-    groups = np.unique(labels).tolist()
     figure, axes = new_figure(WIDTH / 2, WIDTH / 2)
-    for group in groups:
-        inside = points[labels == group]
-        axes.scatter(inside[:, 0], inside[:, 1], s=16, color=_colour(groups, group), alpha=0.75, linewidths=0)
-    spread = np.ptp(points, axis=0).max()
-    for group in groups:
-        inside = points[labels == group]
+    colours, spread = _colours(labels), np.ptp(points, axis=0).max()
+    for group in np.unique(labels):
+        inside, colour = points[labels == group], colours[labels == group][0]
+        axes.scatter(*inside.T, s=16, color=colour, alpha=0.75, linewidths=0)
         # The name is placed next to the cluster, away from the centre.
         middle = np.median(inside, axis=0)
         away = middle - points.mean(0)
@@ -87,10 +83,7 @@ def embedding(points: Array, labels: Array, picks: Sequence[int], names: Sequenc
         reach = np.sort((inside - middle) @ away)[int(0.85 * (len(inside) - 1))]
         x, y = middle + away * (reach + 0.075 * spread)
         box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.8, "edgecolor": "none"}
-        axes.text(
-            x, y, names[group], ha="center", va="center", fontweight="bold", color=dark(_colour(groups, group)),
-            bbox=box,
-        )  # fmt: skip
+        axes.text(x, y, names[group], ha="center", va="center", fontweight="bold", color=dark(colour), bbox=box)
     for number, pick in enumerate(picks, 1):
         x, y = points[pick]
         axes.scatter(x, y, s=105, color="white", edgecolors=INK, linewidths=1.3, zorder=4)
@@ -105,18 +98,16 @@ def embedding(points: Array, labels: Array, picks: Sequence[int], names: Sequenc
 @styled
 def interaction(W: Array, labels: Array, names: Sequence[str]) -> Figure:
     """W (N, N) sorted by cluster: row j, column i is the effect on j of having picked i."""
-    order, _, groups = _grouped(labels)
-    sorted_labels = labels[order]
+    order, groups = np.argsort(labels, kind="stable"), np.unique(labels)
     figure, axes = new_figure(WIDTH * 0.62, WIDTH * 0.52)
     heatmap(figure, axes, W[np.ix_(order, order)], 0.99, "added to the logit of $j$:  $W_{ji}$")
-    for edge in np.flatnonzero(np.diff(sorted_labels)) + 0.5:
+    for edge in np.flatnonzero(np.diff(labels[order])) + 0.5:
         axes.axhline(edge, color=INK, linewidth=0.5)
         axes.axvline(edge, color=INK, linewidth=0.5)
-    centres = [np.flatnonzero(sorted_labels == group).mean() for group in groups]
+    centres = [np.flatnonzero(labels[order] == group).mean() for group in groups]
     titles = [names[group] for group in groups]
-    axes.set_xticks(centres, titles)
+    axes.set_xticks(centres, titles, **_fitting(titles))
     axes.set_yticks(centres, titles)
-    _fit_labels(axes, names, groups)
     axes.set(xlabel="picked candidate $i$, by cluster", ylabel="affected candidate $j$, by cluster")
     return figure
 
@@ -126,9 +117,8 @@ def picked_images(images: Array, labels: Array, picks: Sequence[int], names: Seq
     """The images (N, H, W) or (N, H, W, 3) uint8 of a bag, one row per cluster, the picks framed and numbered."""
     from matplotlib.patches import Rectangle
 
-    groups = np.unique(labels).tolist()
-    widest = max(int((labels == group).sum()) for group in groups)
-    per_row = min(widest, 40)
+    groups, sizes = np.unique(labels, return_counts=True)
+    per_row = min(int(sizes.max()), 40)
     H, W = images.shape[1:3]
     scale = max(1, -(-24 // H))  # upsample small images by repetition, without blurring
     cell = WIDTH * 0.9 / per_row
@@ -162,21 +152,12 @@ def picked_images(images: Array, labels: Array, picks: Sequence[int], names: Seq
     return figure
 
 
-def _fit_labels(axes: Any, names: Sequence[str], groups: Sequence[int]) -> None:
-    """Rotate the names on the x axis if they would overlap."""
-    if sum(len(names[group]) for group in groups) > 28:
-        axes.tick_params(axis="x", labelrotation=30)
-        for text in axes.get_xticklabels():
-            text.set_ha("right")
-            text.set_rotation_mode("anchor")
+def _fitting(titles: Sequence[str]) -> dict[str, Any]:
+    """Properties of labels on the x axis: rotated where they would overlap."""
+    overlap = sum(map(len, titles)) > 28
+    return {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if overlap else {}
 
 
-def _colour(groups: Sequence[int], label: int) -> str:
-    return PALETTE[groups.index(int(label)) % len(PALETTE)]
-
-
-def _grouped(labels: Array) -> tuple[Array, Array, list[int]]:
-    """The candidates sorted by cluster, their positions on an axis with gaps between clusters, and the clusters."""
-    order = np.argsort(labels, kind="stable")
-    breaks = np.concatenate([[0], (np.diff(labels[order]) != 0).cumsum()])
-    return order, np.arange(len(order)) + 3.0 * breaks, np.unique(labels).tolist()
+def _colours(labels: Array) -> Array:
+    """(N,) the colour of every candidate, that of its cluster."""
+    return np.take(PALETTE, np.unique(labels, return_inverse=True)[1], mode="wrap")

@@ -21,10 +21,10 @@ class Hungarian(Threshold):
     """
 
     def __init__(
-        self, dim: int, hidden: int, *, activation: str = "gelu", dropout: float = 0.0, pos_weight: float | None = None,
+        self, dim: int, hidden: int, *, dropout: float = 0.0, pos_weight: float | None = None,
         score_weight: float = 10.0, distance_weight: float = 0.01, squared: bool = True, exclude_self: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(dim, hidden, activation=activation, dropout=dropout, pos_weight=pos_weight)
+        super().__init__(dim, hidden, dropout=dropout, pos_weight=pos_weight)
         self.score_weight = score_weight
         self.distance_weight = distance_weight
         self.squared = squared

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcpl.head import ACTIVATIONS
 from torchcpl.potentials import picked_mask
 from torchcpl.selectors.threshold import Threshold
 
@@ -20,13 +19,13 @@ class MultiHypothesis(Threshold):
     """
 
     def __init__(
-        self, dim: int, hidden: int, *, hypotheses: int = 6, activation: str = "gelu", dropout: float = 0.0,
-        pos_weight: float | None = None, selector_weight: float = 1.0,
+        self, dim: int, hidden: int, *, hypotheses: int = 6, pos_weight: float | None = None,
+        selector_weight: float = 1.0,
     ) -> None:  # fmt: skip
-        super().__init__(dim, hidden, activation=activation, dropout=dropout, pos_weight=pos_weight)
+        super().__init__(dim, hidden, pos_weight=pos_weight)
         self.selector_weight = selector_weight
         self.queries = nn.Parameter(torch.randn(hypotheses, dim))
-        self.fuse = nn.Sequential(nn.Linear(2 * dim, dim), ACTIVATIONS[activation](), nn.Linear(dim, dim))
+        self.fuse = nn.Sequential(nn.Linear(2 * dim, dim), nn.GELU(), nn.Linear(dim, dim))
         self.shift = nn.Linear(dim, hidden, bias=False)
         self.selector = nn.Linear(dim, 1)
 

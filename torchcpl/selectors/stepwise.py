@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torchcpl.losses import ordered_nll, subset_nll
 from torchcpl.potentials import Potentials, Selection
 from torchcpl.selectors.base import Method
 
-STOP_RULES = ("argmax", "threshold")
+STOP_RULES = {"argmax": "stop_bias", "threshold": "stop_threshold"}  # and what `greedy` takes the knob as
 
 
 def stop_log_odds(logits: Tensor) -> Tensor:
@@ -46,7 +47,7 @@ def fit_stop(log_odds: Tensor, done: Tensor) -> tuple[float, float]:
 class Stepwise(Method):
     """A head that gives potentials (`CPLHead`, `PointerHead`), trained by their likelihood and decoded greedily.
 
-    The knob is what `greedy` takes as ``stop_bias`` or, with ``stop_rule="threshold"``, as ``stop_threshold``. At least
+    The knob is the ``stop_bias`` of `greedy` or, with ``stop_rule="threshold"``, its ``stop_threshold``. At least
     ``min_len`` are picked.
     """
 
@@ -62,7 +63,7 @@ class Stepwise(Method):
         min_len: int = 0,
     ) -> None:
         super().__init__()
-        check_choice("stop_rule", stop_rule, STOP_RULES)
+        check_choice("stop_rule", stop_rule, tuple(STOP_RULES))
         self.stop_rule = stop_rule
         if stop_rule == "argmax":
             self.knob, self.knobs = 0.0, tuple(round(-3.0 + 0.25 * i, 2) for i in range(21))
@@ -87,19 +88,17 @@ class Stepwise(Method):
             return ordered_nll(pot, target, per_step=True)
         return subset_nll(pot, target, self.permutations, self.early_stop_weight, self.stop_weight)
 
-    def pick(self, potentials: Potentials, max_len: int, knob: float | None = None) -> Selection:
-        knob = self.knob if knob is None else knob
-        if self.stop_rule == "argmax":
-            return greedy(potentials, max_len, min_len=self.min_len, stop_bias=knob)
-        return greedy(potentials, max_len, min_len=self.min_len, stop_threshold=knob)
+    def rules(self, knob: float | None = None) -> dict[str, Any]:
+        """The options of `greedy` that make the method's picks."""
+        return {"min_len": self.min_len, STOP_RULES[self.stop_rule]: self.knob if knob is None else knob}
 
-    def path(self, potentials: Potentials, max_len: int) -> Tensor:
-        """The greedy picks (B, T) of which every answer is a prefix: without a stop."""
-        return greedy(replace(potentials, stop=torch.full_like(potentials.stop, -1e4)), max_len).indices
+    def pick(self, potentials: Potentials, max_len: int, knob: float | None = None) -> Selection:
+        return greedy(potentials, max_len, **self.rules(knob))
 
     def sweep(self, potentials: Potentials, max_len: int, knobs: Sequence[float]) -> list[Tensor]:
         """For every knob the picks (B, T), −1 after the end: greedy picks do not depend on where one stops."""
-        picks = self.path(potentials, max_len)
+        endless = replace(potentials, stop=torch.full_like(potentials.stop, -1e4))
+        picks = greedy(endless, max_len).indices  # every answer is a prefix of these
         logits = prefix_logits(potentials, picks.unsqueeze(1), Rules(potentials)).squeeze(1)  # (B, T+1, N+1)
         if self.stop_rule == "argmax":
             ready = logits[..., :-1].amax(-1) - logits[..., -1]  # the bias above which the stop is the likeliest

@@ -20,11 +20,9 @@ class Threshold(Method):
     knob = 0.5
     knobs = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
-    def __init__(
-        self, dim: int, hidden: int, *, activation: str = "gelu", dropout: float = 0.0, pos_weight: float | None = None
-    ) -> None:
+    def __init__(self, dim: int, hidden: int, *, dropout: float = 0.0, pos_weight: float | None = None) -> None:
         super().__init__()
-        self.scores = mlp(dim, hidden, 1, activation, dropout)
+        self.scores = mlp(dim, hidden, 1, "gelu", dropout)
         self.pos_weight = pos_weight
 
     def logits(self, features: Tensor, mask: Tensor) -> Tensor:
@@ -39,11 +37,11 @@ class Threshold(Method):
 
     def cross_entropy(self, logits: Tensor, positive: Tensor, mask: Tensor) -> Tensor:
         """The binary cross-entropy of ``logits`` (..., N), 0 where there is no candidate."""
-        positives = (positive & mask).sum()
-        negatives = mask.sum() - positives
-        # Filled on the device: a copy would synchronise.
-        fixed = None if self.pos_weight is None else torch.full((), float(self.pos_weight), device=logits.device)
-        weight = negatives / positives.clamp(min=1) if fixed is None else fixed
+        if self.pos_weight is None:
+            positives = (positive & mask).sum()
+            weight = (mask.sum() - positives) / positives.clamp(min=1)
+        else:
+            weight = torch.full((), self.pos_weight, device=logits.device)  # a copy would synchronise
         each = F.binary_cross_entropy_with_logits(logits.float(), positive.float(), pos_weight=weight, reduction="none")
         return each.masked_fill(~mask, 0)
 

@@ -19,9 +19,10 @@ for _paint in ("SOLID", "DOUBLE_SOLID", "DASH_SOLID", "SOLID_DASH"):
     MARKS |= {f"{_paint}_WHITE": "lane_divider_solid", f"{_paint}_YELLOW": "road_divider"}
 MARKS |= dict.fromkeys(("DASHED_YELLOW", "DOUBLE_DASH_YELLOW"), "road_divider")
 
-_SIDE = {"left_lane_boundary": [dict], "left_lane_mark_type": str}
-_LANE = {"lane_type": str, "is_intersection": bool, "successors": [int]}
-_LANE |= _SIDE | {name.replace("left", "right"): kind for name, kind in _SIDE.items()}
+_LANE = {
+    "lane_type": str, "is_intersection": bool, "successors": [int], "left_lane_boundary": [dict],
+    "right_lane_boundary": [dict], "left_lane_mark_type": str, "right_lane_mark_type": str,
+}  # fmt: skip
 SCHEMA = {"lane_segments": {str: _LANE}, "drivable_areas": {str: {"area_boundary": [dict]}}}
 
 

@@ -53,7 +53,4 @@ def position_code(size: int, dim: int) -> Tensor:
     rates = torch.exp(torch.arange(dim // 4) * (-math.log(10_000.0) / (dim // 4)))
     angles = torch.arange(size).unsqueeze(-1) * rates  # (size, dim/4)
     code = torch.cat([angles.sin(), angles.cos()], -1)  # (size, dim/2)
-    grid = torch.cat(
-        [code.unsqueeze(1).expand(-1, size, -1), code.unsqueeze(0).expand(size, -1, -1)], -1
-    )  # row, column
-    return grid.flatten(0, 1)
+    return torch.cat([code.repeat_interleave(size, 0), code.repeat(size, 1)], -1)  # of the row, of the column

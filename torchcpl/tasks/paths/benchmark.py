@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -21,8 +20,8 @@ from torchcpl.tables import Column, Row, Table, summarise
 from torchcpl.tasks.benchmark import Benchmark, against_pointer
 from torchcpl.tasks.paths import figures
 from torchcpl.tasks.paths.maps import load_maps
-from torchcpl.tasks.paths.sampling import PALETTE, SIZE
-from torchcpl.tasks.paths.scenes import MAP, Scenes, generate, load_scenes, save_scenes, split_scenes
+from torchcpl.tasks.paths.sampling import PALETTE, SIZE, Ints
+from torchcpl.tasks.paths.scenes import Scenes, generate, load_scenes, map_left_out, save_scenes, split_scenes
 from torchcpl.tasks.paths.task import (
     COLUMNS,
     METHODS,
@@ -128,12 +127,12 @@ class PathsBenchmark(Benchmark[PathsConfig]):
 
     def _sections(self, paths: Sequence[str | Path], make: Callable[[Sequence[str | Path]], Table]) -> Table:
         """One table of the runs or, where they leave out different maps, one with a section a map."""
-        splits: dict[str, list[str | Path]] = {}
+        maps: dict[str | None, list[str | Path]] = {}
         for path in paths:
-            splits.setdefault(self.read(path).config.split, []).append(path)
-        if len(splits) < 2 or not all(split.startswith(MAP) for split in splits):
+            maps.setdefault(map_left_out(self.read(path).config.split), []).append(path)
+        if len(maps) < 2 or None in maps:
             return make(paths)
-        tables = {split.removeprefix(MAP): make(some) for split, some in splits.items()}
+        tables = {name: make(some) for name, some in maps.items()}
         rows = [{**row, "section": f"{name} left out"} for name, table in tables.items() for row in table.rows]
         first = next(iter(tables.values()))
         notes = [f"{name} left out: {table.notes[0]} {table.notes[1]}" for name, table in tables.items()]
@@ -166,14 +165,13 @@ class PathsBenchmark(Benchmark[PathsConfig]):
 
     def source(self, config: PathsConfig) -> str:
         name = config.source if config.source == "procedural" else Path(config.source).name
-        if config.split.startswith(MAP):
-            return f"{name}, {config.split.removeprefix(MAP)} left out"
-        return f"{name}, split by {config.split}"
+        left_out = map_left_out(config.split)
+        return f"{name}, split by {config.split}" if left_out is None else f"{name}, {left_out} left out"
 
     def elsewhere(self, config: PathsConfig, source: str) -> PathsConfig:
         """Other maps: those of a split by map need not be among them."""
         other = super().elsewhere(config, source)
-        known = not config.split.startswith(MAP) or config.split.removeprefix(MAP) in scenes_of(other).maps
+        known = map_left_out(config.split) in (None, *scenes_of(other).maps)
         return other if known else override(other, split="index")
 
     def published(self, config: PathsConfig) -> Sequence[Row]:
@@ -199,15 +197,12 @@ class PathsBenchmark(Benchmark[PathsConfig]):
         shown = reported.select(figures.example_scenes(reported))
         found = [figures.scenes_panel(models, shown)]
         if "cpl" in models:
-            found += figures.decoding_panels(models["cpl"], shown)
-            failures = figures.failures_panel(models["cpl"], "cpl", reported)
-            found += [failures] if failures else []
+            found += figures.decoding_panels(models["cpl"], shown) + figures.failures_panels(models["cpl"], reported)
         return [*found, figures.strata_panel(last_rule(table))]
 
     def explorer(self, run: Run[PathsConfig]) -> Explorer:
         task, model, knob = self.restore(run)
-        reported = task.scenes.select(task.parts.val)
-        return figures.scene_explorer(model, reported.select(figures.example_scenes(reported)), knob)
+        return figures.scene_explorer(model, task.scenes.select(task.parts.val), knob)
 
     def findings(self, table: Table) -> list[str]:
         rows = {row["method"]: row for row in last_rule(table)}
@@ -234,7 +229,7 @@ class PathsBenchmark(Benchmark[PathsConfig]):
 
 @cache
 def _scenes(source: PathsConfig, files: object) -> Scenes:
-    return load_source(source, progress=multiprocessing.parent_process() is None)  # one process shows it
+    return load_source(source)
 
 
 def scenes_of(config: PathsConfig) -> Scenes:
@@ -272,7 +267,7 @@ def make_scenes(
     return scenes
 
 
-def _strata(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> str:
+def _strata(counts: Ints) -> str:
     """The numbers of scenes with 1, 2, 3 and more valid paths, as text."""
     shares = np.bincount(np.minimum(counts, 4), minlength=5)[1:].tolist()
     return ", ".join(f"{count} with {n}" for n, count in zip(("1", "2", "3", "≥ 4"), shares, strict=True))

@@ -10,13 +10,12 @@ import torch
 
 from torchcpl import plots
 from torchcpl.explore import Explorer
-from torchcpl.metrics import path_scores
 from torchcpl.report import Panel
 from torchcpl.tables import Row
 from torchcpl.tasks.figures import array, explorer, steps_of
 from torchcpl.tasks.paths.sampling import BACKGROUND, CELL, GRID, PALETTE, Image
 from torchcpl.tasks.paths.scenes import Scenes
-from torchcpl.tasks.paths.task import METHODS, PathsModel, Prediction
+from torchcpl.tasks.paths.task import METHODS, PathsModel, SceneSet, errors
 
 COLOURS = {name: plots.METHODS[method] for method, name in METHODS.items()}
 VALID = (plots.PALETTE[0], plots.PALETTE[6], plots.PALETTE[4], "#2a7f4f", plots.PALETTE[5], plots.PALETTE[8])
@@ -25,11 +24,11 @@ MIX = (2, 2, 3, 3, 4)  # valid paths of the scenes that are shown, the last at l
 STRATA = {"min_ade_n1": "1", "min_ade_n2": "2", "min_ade_n3": "3", "min_ade_n4plus": "≥ 4"}
 
 
-def example_scenes(scenes: Scenes, mix: Sequence[int] = MIX) -> list[int]:
-    """The first scenes with the numbers of valid paths in ``mix``, or else with the next larger number."""
-    counts = np.minimum(scenes.counts, max(mix))
+def example_scenes(scenes: Scenes) -> list[int]:
+    """The first scenes with the numbers of valid paths in MIX, or the nearest numbers."""
+    counts = np.minimum(scenes.counts, max(MIX))
     found: list[int] = []
-    for wanted in mix:
+    for wanted in MIX:
         left = [i for i in range(len(scenes)) if i not in found]
         found += sorted(left, key=lambda i: (abs(int(counts[i]) - wanted), i))[:1]
     return sorted(found, key=lambda i: (counts[i], i))
@@ -49,11 +48,13 @@ def all_paths(scenes: Scenes) -> list[plots.Scene]:
     ]
 
 
+@torch.inference_mode()
 def scene_rows(models: Mapping[str, PathsModel], scenes: Scenes) -> dict[str, list[plots.Scene]]:
     """All valid paths of the scenes, and below them each model's selection with its distance to the nearest."""
     rows = {"All valid paths": all_paths(scenes)}
     for method, model in models.items():
-        prediction, min_ade = predicted(model, scenes)
+        seen = SceneSet(scenes, model.corners.device)
+        prediction, min_ade = model.select(seen.images), errors(model, seen)[0].tolist()
         rows[METHODS[method]] = [
             plots.Scene(
                 faint(scenes.images[i]),
@@ -63,17 +64,6 @@ def scene_rows(models: Mapping[str, PathsModel], scenes: Scenes) -> dict[str, li
             for i, length in enumerate(prediction.lengths.tolist())
         ]
     return rows
-
-
-@torch.inference_mode()
-def predicted(model: PathsModel, scenes: Scenes) -> tuple[Prediction, list[float]]:
-    """What a model selects in the scenes, and its min-ADE in each."""
-    images, paths, lengths = (
-        torch.from_numpy(part).to(model.corners.device) for part in (scenes.images, scenes.paths, scenes.lengths)
-    )
-    found = model.select(images)
-    scores = path_scores(found.points, found.lengths, paths, lengths, (lengths > 0).sum(-1))
-    return found, scores["min_ade"].tolist()
 
 
 def valid_paths(paths: Any, lengths: Any) -> list[Any]:
@@ -94,11 +84,11 @@ def decoding(model: PathsModel, image: Image) -> plots.Decoding:
 
 
 @torch.inference_mode()
-def scene_explorer(model: PathsModel, shown: Scenes, knob: float | None = None) -> Explorer:
+def scene_explorer(model: PathsModel, scenes: Scenes, knob: float | None) -> Explorer:
     """The first scene with three valid paths, or near it; its cells as the points the model sees in them."""
-    i = int(np.abs(shown.counts - 3).argmin())
-    image = torch.from_numpy(shown.images[i])[None].to(model.corners.device)
-    return scene_page(model, image, knob, f"A road scene with {shown.counts[i]} valid paths")
+    i = int(np.abs(scenes.counts - 3).argmin())
+    image = torch.from_numpy(scenes.images[i])[None].to(model.corners.device)
+    return scene_page(model, image, knob, f"A road scene with {scenes.counts[i]} valid paths")
 
 
 def scene_page(model: PathsModel, image: torch.Tensor, knob: float | None, title: str) -> Explorer:
@@ -136,23 +126,20 @@ def scenes_panel(models: Mapping[str, PathsModel], scenes: Scenes) -> Panel:
 def worst_scenes(model: PathsModel, scenes: Scenes, count: int = 5, among: int = 400) -> list[int]:
     """Of the first ``among`` scenes with one valid path those that the model's path is farthest from, worst first."""
     single = np.flatnonzero(scenes.counts == 1)[:among]
-    found: list[float] = []
-    for start in range(0, len(single), 64):
-        found += predicted(model, scenes.select(single[start : start + 64]))[1]
-    return [int(i) for i in single[np.argsort(found)[::-1][:count]]]
+    min_ade = errors(model, SceneSet(scenes.select(single), model.corners.device), 64)[0].tolist()
+    return [int(i) for i in single[np.argsort(min_ade)[::-1][:count]]]
 
 
-def failures_panel(model: PathsModel, method: str, scenes: Scenes) -> Panel | None:
-    """The scenes with one valid path where a model does worst, and its paths; None where no scene has one path."""
-    shown = worst_scenes(model, scenes)
-    if not shown:
-        return None
+def failures_panels(model: PathsModel, scenes: Scenes) -> list[Panel]:
+    """The scenes with one valid path where CPL does worst, and its paths; nothing where no scene has one path."""
+    if not (scenes.counts == 1).any():
+        return []
     caption = (
         "Of the first 400 reported scenes with one valid path, those with the largest min-ADE. Connectors across a "
         "junction are not drawn: which way a lane may go has to be guessed from where it lies."
     )
-    figure = plots.scene_rows(scene_rows({method: model}, scenes.select(shown)))
-    return Panel("failures", "Where it fails", caption, figure, wide=True, dense=True)
+    figure = plots.scene_rows(scene_rows({"cpl": model}, scenes.select(worst_scenes(model, scenes))))
+    return [Panel("failures", "Where it fails", caption, figure, wide=True, dense=True)]
 
 
 def strata_panel(rows: Sequence[Row]) -> Panel:
@@ -178,11 +165,11 @@ def decoding_panels(model: PathsModel, shown: Scenes) -> list[Panel]:
     return [still, Panel("decode", "Decoding", caption, plots.animation(seen), wide=True)]
 
 
-def sheet(scenes: Scenes, columns: int = 4) -> bytes:
-    """The first scenes with 1, 2, 3 and more valid paths, a row each, with all their paths, as PNG."""
+def sheet(scenes: Scenes) -> bytes:
+    """The first four scenes with 1, 2, 3 and more valid paths, a row each, with all their paths, as PNG."""
     rows = {}
     for number, name in enumerate(STRATA.values(), 1):
-        some = np.flatnonzero(np.minimum(scenes.counts, 4) == number)[:columns]
+        some = np.flatnonzero(np.minimum(scenes.counts, 4) == number)[:4]
         if len(some):
             rows[f"{name} valid path{'s' if number > 1 else ''}"] = all_paths(scenes.select(some))
     return plots.render(plots.scene_rows(rows), "png")

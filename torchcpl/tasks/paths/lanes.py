@@ -6,7 +6,7 @@ Coordinates are metres, x east, y north.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -70,10 +70,10 @@ class LaneGraph:
             for successor in lane.successors:
                 before[successor].append(key)
         lanes = {
-            key: Lane(lane.kind, lane.centerline[::-1], lane.polygon, tuple(before[key]))
+            key: replace(lane, centerline=lane.centerline[::-1], successors=tuple(before[key]))
             for key, lane in self.lanes.items()
         }
-        return LaneGraph(self.name, lanes, self.lines, self.areas)
+        return replace(self, lanes=lanes)
 
 
 def points(value: object, name: str, minimum: int = 2, width: int = 2) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,15 +35,18 @@ def procedural_map(junctions: int = 300, shares: Sequence[float] = SHARES, seed:
     side = math.ceil(math.sqrt(junctions))
     for i in range(junctions):
         # Next: the number of paths that is furthest behind its share.
-        with np.errstate(divide="ignore", invalid="ignore"):
-            n = int(np.argmin(np.where(weights > 0, entries / weights, np.inf))) + 1
+        built = np.divide(entries, weights, out=np.full(len(weights), np.inf), where=weights > 0)
+        n = int(built.argmin()) + 1
         builder = _Builder(f"{i}", rng)
         options = _BY_PATHS[n]
         options[int(rng.integers(len(options)))](builder, n)
-        entries[n - 1] += builder.entries
+        # The lanes that lead on are those into the junction; scenes do not start on its exits.
+        entries[n - 1] += sum(lane.kind == "lane" and lane.successors != () for lane in builder.lanes.values())
         at = np.array([i % side, i // side]) * PITCH
         turn = rng.uniform(0, 2 * math.pi)
-        lanes |= {key: _placed_lane(lane, turn, at) for key, lane in builder.lanes.items()}
+        for key, lane in builder.lanes.items():
+            polygon = None if lane.polygon is None else _placed(lane.polygon, turn, at)
+            lanes[key] = replace(lane, centerline=_placed(lane.centerline, turn, at), polygon=polygon)
         lines += [Line(line.kind, _placed(line.points, turn, at)) for line in builder.lines]
     return LaneGraph(f"procedural-{seed}", lanes, tuple(lines))
 
@@ -54,18 +58,12 @@ class _Builder:
         self.name, self.rng = name, rng
         self.lanes: dict[str, Lane] = {}
         self.lines: list[Line] = []
-        self.entries = 0
 
     def add(self, kind: str, line: Array, successors: Sequence[str] = (), key: str = "") -> str:
         key = f"{self.name}.{key or len(self.lanes)}"
         polygon = np.concatenate([_beside(line, WIDTH / 2), _beside(line, -WIDTH / 2)[::-1]])
         self.lanes[key] = Lane(kind, line, polygon if kind == "lane" else None, tuple(successors))
         return key
-
-    def enter(self, line: Array, successors: Sequence[str]) -> None:
-        """A lane into the junction, one to start scenes on."""
-        self.add("lane", line, successors)
-        self.entries += 1
 
     def arm(self, angle: float, radius: float, bend: float) -> Array:
         """The middle of a road outwards from distance ``radius`` in direction ``angle``, turning by up to ``bend``."""
@@ -99,7 +97,7 @@ def _star(b: _Builder, n: int) -> None:
         for k, line in enumerate(ways_in):
             others = [(roads[j][1][k], exits[j][k]) for j in range(n + 1) if j != i]
             turns = [b.add("connector", _turn(line, out), [key]) for out, key in others]
-            b.enter(line, turns)
+            b.add("lane", line, turns)
 
 
 def _roundabout(b: _Builder, n: int) -> None:
@@ -117,7 +115,7 @@ def _roundabout(b: _Builder, n: int) -> None:
         ring_end = join[i] + (after - join[i]) % (2 * math.pi)
         around = b.add("connector", _arc(ring, join[i], ring_end), onward, key=f"ring{i}")
         joining = b.add("connector", _turn(way_in, _arc(ring, join[i], join[i] + 0.1)), [around])
-        b.enter(way_in, [joining])
+        b.add("lane", way_in, [joining])
 
 
 def _fork(b: _Builder, n: int) -> None:
@@ -132,7 +130,7 @@ def _fork(b: _Builder, n: int) -> None:
         line = _beside(trunk, offset)
         branches = [_beside(out, offset) for out in outs]
         turns = [b.add("connector", _turn(line, out), [b.add("lane", out)]) for out in branches]
-        b.enter(line, turns)
+        b.add("lane", line, turns)
     if width == 2:
         b.lines += [Line("lane_divider", line) for line in (trunk, *outs)]
 
@@ -144,7 +142,7 @@ def _merge(b: _Builder, n: int) -> None:
     key = b.add("lane", out)
     for angle in math.pi + np.linspace(-0.3, 0.3, count) * (count - 1) + b.rng.uniform(-0.08, 0.08, count):
         line = b.arm(angle, 15.0, 0.15)[::-1]
-        b.enter(line, [b.add("connector", _turn(line, out), [key])])
+        b.add("lane", line, [b.add("connector", _turn(line, out), [key])])
 
 
 _Maker = Callable[[_Builder, int], None]
@@ -193,11 +191,7 @@ def _arc(radius: float, start: float, end: float) -> Array:
 
 
 def _placed(points: Array, turn: float, at: Array) -> Array:
+    """Points turned about the origin, then moved to ``at``."""
     c, s = math.cos(turn), math.sin(turn)
     placed: Array = points @ np.array([[c, s], [-s, c]]) + at
     return placed
-
-
-def _placed_lane(lane: Lane, turn: float, at: Array) -> Lane:
-    polygon = None if lane.polygon is None else _placed(lane.polygon, turn, at)
-    return Lane(lane.kind, _placed(lane.centerline, turn, at), polygon, lane.successors)

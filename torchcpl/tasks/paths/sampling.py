@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import ModuleType
@@ -26,6 +26,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Image: TypeAlias = npt.NDArray[np.uint8]
 Points: TypeAlias = npt.NDArray[np.float32]
 Bools: TypeAlias = npt.NDArray[np.bool_]
+Fixed: TypeAlias = npt.NDArray[np.int32]
 
 SIZE = 256  # px
 METRES = 0.5  # a pixel
@@ -66,23 +67,20 @@ def enumerate_paths(
     successors: Sequence[Sequence[int]],
     lengths: Sequence[float],
     leaves_image: Sequence[bool],
-    horizon: float = HORIZON,
-    limit: int = EXPANSIONS,
+    horizon: float,
 ) -> list[tuple[tuple[int, ...], str]] | None:
     """Every way ahead from lane ``start`` by depth-first search, no lane entered twice on one path.
 
     Returns (lanes, why it ended): ``"edge"`` in a lane that leaves the image, ``"horizon"`` after ``horizon``
     metres, ``"leaf"`` at a lane without successors, ``"loop"`` where every successor is already on the path.
-    ``lengths[start]`` counts from the ego. None when more than ``limit`` lanes would be entered.
+    ``lengths[start]`` counts from the ego. None when more than EXPANSIONS lanes would be entered.
     """
     found: list[tuple[tuple[int, ...], str]] = []
     stack: list[tuple[tuple[int, ...], float]] = [((start,), 0.0)]
-    entered = 0
-    while stack:
+    for _ in range(EXPANSIONS + 1):
+        if not stack:
+            return found
         path, before = stack.pop()
-        entered += 1
-        if entered > limit:
-            return None
         lane = path[-1]
         after = before + lengths[lane]
         if leaves_image[lane]:
@@ -96,12 +94,12 @@ def enumerate_paths(
             if not onward:
                 found.append((path, "loop"))
             stack.extend((p, after) for p in reversed(onward))
-    return found
+    return None
 
 
 @dataclass(frozen=True)
-class _Reach:
-    """The lanes reachable from one lane, numbered from it, with their points in one array."""
+class _Ahead:
+    """A lane, number 0, and the lanes ahead of it, with their points in one array."""
 
     successors: list[list[int]]
     lengths: list[float]
@@ -124,23 +122,22 @@ class Roads:
             raise ValueError(f"map {graph.name!r}: no lane of kind 'lane' to start from")
         ends = [line[-1] for line, onward in zip(self.lines, self.successors, strict=True) if not onward]
         self.loose = np.array(ends).reshape(-1, 2)  # where lanes end without a successor
-        self._reach: dict[int, _Reach] = {}
+        self._ahead: dict[int, _Ahead] = {}
 
         pairs = list(zip(lanes, self.lines, strict=True))
         self.polygons = _Shapes([lane.polygon for lane in lanes if lane.polygon is not None])
-        self.areas = _Shapes([ring for rings in graph.areas for ring in rings])
-        self.rings = np.repeat(np.arange(len(graph.areas)), [len(rings) for rings in graph.areas])
+        self.rings = graph.areas
+        self.areas = _Shapes([np.concatenate(rings) for rings in graph.areas])
         # A lane with a polygon is stroked too, thinly: a polygon may miss the ends of its own centreline.
         self.wide = _Shapes([_simplified(line) for lane, line in pairs if lane.polygon is None])
         self.thin = _Shapes([_simplified(line) for lane, line in pairs if lane.polygon is not None])
         self.road_dividers = _Shapes([line.points for line in graph.lines if line.kind == "road_divider"])
         self.lane_dividers = _Shapes([line.points for line in graph.lines if line.kind != "road_divider"])
-        chevrons = [_chevrons(line) for lane, line in pairs if lane.kind == "lane"]
-        self.chevrons = _Shapes([c for lane in chevrons for c in lane])
+        self.chevrons = _Shapes([one for lane, line in pairs if lane.kind == "lane" for one in _chevrons(line)])
 
-    def reach(self, lane: int) -> _Reach:
+    def ahead(self, lane: int) -> _Ahead:
         """Lanes within the horizon of the end of ``lane``, itself number 0; computed once."""
-        if lane not in self._reach:
+        if lane not in self._ahead:
             order = {lane: 0}
             queue = [(0.0, s) for s in self.successors[lane]]
             heapq.heapify(queue)
@@ -151,13 +148,13 @@ class Roads:
                     for s in self.successors[at]:
                         heapq.heappush(queue, (distance + float(self.arcs[at][-1]), s))
             lines = [self.lines[i] for i in order]
-            self._reach[lane] = _Reach(
+            self._ahead[lane] = _Ahead(
                 successors=[[order[s] for s in self.successors[i] if s in order] for i in order],
                 lengths=[float(self.arcs[i][-1]) for i in order],
                 points=np.concatenate(lines),
                 starts=np.cumsum([0] + [len(line) for line in lines]),
             )
-        return self._reach[lane]
+        return self._ahead[lane]
 
 
 @dataclass(frozen=True)
@@ -225,13 +222,26 @@ class _View:
                 return float(reach)
         raise AssertionError(f"{self.vary} shows more than a square of 3 images' side")
 
-    def box(self) -> tuple[float, float, float, float]:
-        """World bounding box of what the image shows: x and y from, x and y to."""
-        c, s, half = math.cos(self.heading), math.sin(self.heading), SIZE * METRES / 2
-        ahead, left = half - BEHIND, self.row * METRES - half
-        x, y = self.x + c * ahead - s * left, self.y + s * ahead + c * left
-        reach = self.reach * half * (abs(c) + abs(s))
-        return x - reach, y - reach, x + reach, y + reach
+    @cached_property
+    def box(self) -> tuple[Array, Array]:
+        """World bounding box of what the image shows: its least and its greatest x and y, (2,) each."""
+        pose = np.array([[self.x, self.y, self.heading]])
+        ((x, y, heading, half),) = ground(pose, np.array([self.row]), np.array([self.reach]))
+        reach = half * (abs(math.cos(heading)) + abs(math.sin(heading)))
+        return np.array([x, y]) - reach, np.array([x, y]) + reach
+
+
+def ground(poses: Array, rows: Array | Points, reach: Array) -> Array:
+    """The square of ground that holds what each image shows: centre x and y, heading and half a side, (S, 4).
+
+    ``poses`` (S, 3) and ``rows`` (S,) in px are the egos', ``reach`` (S,) is the squares' side in images' sides.
+    """
+    x, y, heading = poses.T
+    ahead = SIZE * METRES / 2 - BEHIND
+    left = rows * METRES - SIZE * METRES / 2
+    cos, sin = np.cos(heading), np.sin(heading)
+    half = SIZE * METRES / 2 * reach
+    return np.stack([x + ahead * cos - left * sin, y + ahead * sin + left * cos, heading, half], axis=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,12 +267,10 @@ def sample_scene(roads: Sequence[Roads], seed: int, index: int, varied: bool = F
     """
     rng = np.random.default_rng((seed, index))
     row = SIZE / 2 + rng.uniform(-JITTER, JITTER) / METRES
-    choices = np.cumsum([len(r.starts) for r in roads])
+    starts = [(which, lane) for which, road in enumerate(roads) for lane in road.starts]
     for _ in range(DRAWS):
-        lane = int(rng.integers(choices[-1]))
-        which = int(np.searchsorted(choices, lane, side="right"))
+        which, lane = starts[rng.integers(len(starts))]
         road = roads[which]
-        lane = road.starts[lane - (int(choices[which - 1]) if which else 0)]
         offsets = rng.random(OFFSETS) * road.arcs[lane][-1]
         vary = Variation.draw(rng) if varied and rng.random() < VARIED else AS_IT_IS
         found = _look_ahead(road, lane, offsets, _View(0.0, 0.0, 0.0, row, vary), varied)
@@ -289,34 +297,32 @@ def _look_ahead(road: Roads, lane: int, offsets: Array, seen: _View, cut: bool) 
     line, arc = road.lines[lane], road.arcs[lane]
     at = along(line, offsets)  # (6, 2)
     chord = along(line, np.minimum(offsets + 1.0, arc[-1])) - along(line, np.maximum(offsets - 1.0, 0.0))
-    best: tuple[_View, list[Array]] | None = None
+    best: tuple[_View, list[Array]] = seen, []
     for k, offset in enumerate(offsets.tolist()):
         x, y, heading = float(at[k, 0]), float(at[k, 1]), math.atan2(chord[k, 1], chord[k, 0])
         view = replace(seen, x=x, y=y, heading=heading)
         if not cut and _inside(view.pixels(road.loose)).any():
             continue
-        reach = road.reach(lane)
-        pixels = view.pixels(reach.points)  # (P, 2)
+        ahead = road.ahead(lane)
+        pixels = view.pixels(ahead.points)  # (P, 2)
         behind = int(np.searchsorted(arc, offset, side="right"))  # points of the lane behind the ego
         outside = ~_inside(pixels)
         outside[:behind] = False
-        leaves = np.logical_or.reduceat(outside, reach.starts[:-1]).tolist()
-        lengths = [reach.lengths[0] - offset, *reach.lengths[1:]]
-        found = enumerate_paths(0, reach.successors, lengths, leaves, HORIZON * max(seen.reach, 1.0))
-        if any(end == "leaf" for _, end in found or ()):
-            continue
-        ways = [lanes for lanes, end in found or () if end != "loop"]
-        if len(ways) <= (len(best[1]) if best else 0):
+        leaves = np.logical_or.reduceat(outside, ahead.starts[:-1]).tolist()
+        lengths = [ahead.lengths[0] - offset, *ahead.lengths[1:]]
+        found = enumerate_paths(0, ahead.successors, lengths, leaves, HORIZON * max(seen.reach, 1.0)) or []
+        ways = [lanes for lanes, end in found if end != "loop"]
+        if any(end == "leaf" for _, end in found) or len(ways) <= len(best[1]):
             continue
         lines = []
         for way in ways:
-            pieces = [pixels[reach.starts[i] : reach.starts[i + 1]] for i in way]
+            pieces = [pixels[ahead.starts[i] : ahead.starts[i + 1]] for i in way]
             pieces[0] = np.concatenate([[[BEHIND / METRES, view.row]], pieces[0][behind:]])
             lines.append(_clipped(np.concatenate(pieces)))
         lines = distinct(lines)
-        if best is None or len(lines) > len(best[1]):
+        if len(lines) > len(best[1]):
             best = view, lines
-    return best
+    return best if best[1] else None
 
 
 def _inside(pixels: Array) -> Bools:
@@ -342,17 +348,15 @@ def _clipped(line: Array) -> Array:
     return line
 
 
-def distinct(lines: Sequence[Array], part: float = PART / METRES, spacing: float = 2.0 / METRES) -> list[Array]:
-    """The polylines, less each one within Hausdorff distance ``part`` of one kept before it."""
-    if len(lines) == 1:
-        return list(lines)
+def distinct(lines: Sequence[Array]) -> list[Array]:
+    """The pixel polylines, less each one within Hausdorff distance PART of one kept before it."""
     kept: list[tuple[Array, Array]] = []
     for line in lines:
         length = arc_length(line)[-1]
-        dots = along(line, np.append(np.arange(0.0, length, spacing), length))  # (P, 2)
+        dots = along(line, np.append(np.arange(0.0, length, 2.0 / METRES), length))  # (P, 2), every 2 m
         for _, other in kept:
             gap = (dots[:, None, 0] - other[:, 0]) ** 2 + (dots[:, None, 1] - other[:, 1]) ** 2  # (P, Q)
-            if max(gap.min(axis=1).max(), gap.min(axis=0).max()) <= part**2:
+            if max(gap.min(axis=1).max(), gap.min(axis=0).max()) <= (PART / METRES) ** 2:
                 break
         else:
             kept.append((line, dots))
@@ -390,47 +394,42 @@ class _Shapes:
 
     def __init__(self, shapes: Sequence[Array]) -> None:
         self.shapes = shapes
-        low = [shape.min(axis=0) for shape in shapes]
-        high = [shape.max(axis=0) for shape in shapes]
-        self.low = np.array(low).reshape(-1, 2)
-        self.high = np.array(high).reshape(-1, 2)
+        self.low = np.array([shape.min(axis=0) for shape in shapes]).reshape(-1, 2)
+        self.high = np.array([shape.max(axis=0) for shape in shapes]).reshape(-1, 2)
 
-    def near(self, box: tuple[float, float, float, float]) -> Ints:
-        """Numbers of the shapes whose bounding boxes meet ``box``."""
-        x0, y0, x1, y1 = box
-        low, high = self.low, self.high
-        near = (low[:, 0] <= x1) & (low[:, 1] <= y1) & (high[:, 0] >= x0) & (high[:, 1] >= y0)
-        return np.flatnonzero(near)
+    def near(self, view: _View) -> Ints:
+        """Numbers of the shapes that may be seen: their bounding boxes meet that of the view."""
+        low, high = view.box
+        return np.flatnonzero(((self.low <= high) & (self.high >= low)).all(axis=1))
 
-    def pixels(self, numbers: Iterable[int], view: _View) -> list[npt.NDArray[np.int32]]:
-        """The shapes with these numbers, in OpenCV's fixed point (whose pixel centres are whole numbers)."""
-        shapes = [self.shapes[i] for i in numbers]
+    def pixels(self, view: _View) -> list[Fixed]:
+        """The shapes that may be seen, in OpenCV's fixed point."""
+        shapes = [self.shapes[i] for i in self.near(view)]
         if not shapes:
             return []
-        pixels = (view.pixels(np.concatenate(shapes)) - 0.5) * (1 << _SHIFT)
         ends = np.cumsum([len(shape) for shape in shapes])[:-1]
-        return np.split(np.rint(pixels).astype(np.int32), ends)
+        return np.split(_fixed(view.pixels(np.concatenate(shapes))), ends)
+
+
+def _fixed(pixels: Array) -> Fixed:
+    """Pixel points (P, 2) in OpenCV's fixed point, whose pixel centres are whole numbers."""
+    return np.rint((pixels - 0.5) * (1 << _SHIFT)).astype(np.int32)
 
 
 def render(road: Roads, view: _View) -> Image:
     """The scene's palette image, (256, 256)."""
     cv2 = opencv()
-    box = view.box()
-
-    def shapes(kind: _Shapes) -> list[npt.NDArray[np.int32]]:
-        return kind.pixels(kind.near(box), view)
 
     def stroke(image: Image, kind: _Shapes, color: int, width: float = 1) -> None:
         # OpenCV draws a thick line one pixel wider: it fills every pixel that its edge touches.
         thickness = max(round(width) - 1, 1)
-        cv2.polylines(image, shapes(kind), False, color, thickness, cv2.LINE_8, _SHIFT)
+        cv2.polylines(image, kind.pixels(view), False, color, thickness, cv2.LINE_8, _SHIFT)
 
     image: Image = np.zeros((SIZE, SIZE), np.uint8)
-    numbers = road.areas.near(box)
-    for area in np.unique(road.rings[numbers]):  # the rings of one area together, so that holes stay open
-        rings = road.areas.pixels(np.flatnonzero(road.rings == area), view)
+    for area in road.areas.near(view):
+        rings = [_fixed(view.pixels(ring)) for ring in road.rings[area]]  # together, so that holes stay open
         cv2.fillPoly(image, rings, ROAD, cv2.LINE_8, _SHIFT)
-    for polygon in shapes(road.polygons):
+    for polygon in road.polygons.pixels(view):
         cv2.fillPoly(image, [polygon], ROAD, cv2.LINE_8, _SHIFT)
     stroke(image, road.wide, ROAD, view.vary.width / METRES)
     stroke(image, road.thin, ROAD, 3.0)
@@ -443,8 +442,7 @@ def render(road: Roads, view: _View) -> Image:
     paint[image > cv2.erode(image, square)] = OUTLINE
     stroke(paint, road.chevrons, DIRECTION)
     ego = np.array([[2.5, 0.0], [-2.0, 1.25], [-2.0, -1.25]]) / METRES + [BEHIND / METRES, view.row]
-    corners = np.rint((ego - 0.5) * (1 << _SHIFT)).astype(np.int32)
-    cv2.fillPoly(paint, [corners], EGO, cv2.LINE_8, _SHIFT)
+    cv2.fillPoly(paint, [_fixed(ego)], EGO, cv2.LINE_8, _SHIFT)
     paint[image == BACKGROUND] = BACKGROUND  # so that the drivable mask follows from the image
     return paint
 

@@ -9,9 +9,9 @@ import io
 import math
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from torchcpl.checks import check_count
 from torchcpl.files import read_npz, track, write_atomic
 from torchcpl.tasks.paths.lanes import FARTHEST, Array, LaneGraph
 from torchcpl.tasks.paths.sampling import (
-    BEHIND,
     CELL,
     GRID,
     MAX_PATHS,
@@ -39,6 +38,7 @@ from torchcpl.tasks.paths.sampling import (
     Points,
     Roads,
     Scene,
+    ground,
     sample_scene,
 )
 
@@ -111,7 +111,7 @@ def generate(
     empty: dict[str, Any] = {name: np.zeros((count, *shape), dtype) for name, (shape, dtype, _) in FIELDS.items()}
     scenes = Scenes(**empty, maps=tuple(graph.name for graph in maps))
     scenes.paths[:] = -1
-    with _made(roads, count, seed, workers, varied) as made:
+    with closing(_made(roads, count, seed, workers, varied)) as made:
         for i, scene in zip(track(range(count), "scenes", progress), made, strict=True):
             scenes.images[i], scenes.map_index[i] = scene.image, scene.map_index
             scenes.poses[i], scenes.reach[i] = scene.pose, scene.reach
@@ -120,16 +120,15 @@ def generate(
     return scenes
 
 
-@contextmanager
-def _made(roads: Sequence[Roads], count: int, seed: int, workers: int, varied: bool) -> Iterator[Iterator[Scene]]:
+def _made(roads: Sequence[Roads], count: int, seed: int, workers: int, varied: bool) -> Generator[Scene, None, None]:
     """Scenes 0 … count−1 in order, from a pool of processes when ``workers`` > 1."""
     if workers == 1:
-        yield (sample_scene(roads, seed, index, varied) for index in range(count))
+        yield from (sample_scene(roads, seed, index, varied) for index in range(count))
         return
     # Spawned, not forked: a fork of a process with threads can hang.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, (roads, seed, varied))
     try:
-        yield pool.map(_work, range(count), chunksize=16)
+        yield from pool.map(_work, range(count), chunksize=16)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -160,40 +159,40 @@ def save_scenes(scenes: Scenes, path: str | Path) -> None:
 def load_scenes(path: str | Path) -> Scenes:
     """Read a file of ``save_scenes``; ValueErrors name the file."""
     field = read_npz(path)
-    field.setdefault("reach", np.ones(len(field["poses"]) if "poses" in field and field["poses"].ndim else 0))
-    if "format" not in field or str(field["format"]) != FORMAT:
+    if str(field.get("format")) != FORMAT:
         raise ValueError(f"{path}: not a file of scenes: expected 'format' to be {FORMAT!r}")
-    S = field["images"].shape[0] if "images" in field and field["images"].ndim else 0
-    M = field["maps"].size if "maps" in field else 0
-    wanted: dict[str, tuple[tuple[int, ...], str]] = {"maps": ((M,), "U")}
-    for name, (shape, dtype, _) in FIELDS.items():
-        wanted[name] = (S, *shape), "f" if np.issubdtype(dtype, np.floating) else "iu"
-    wanted["images"] = (S, SIZE, SIZE // 2), "u"
-    for name, (shape, kinds) in wanted.items():
+    S, M = (len(np.atleast_1d(field.get(name, []))) for name in ("images", "maps"))
+    field.setdefault("reach", np.ones(S))  # which files of scenes as they are may lack
+    wanted = {
+        name: ((S, *shape), "f" if np.issubdtype(dtype, np.floating) else "iu")
+        for name, (shape, dtype, _) in FIELDS.items()
+    }
+    for name, (shape, kinds) in {**wanted, "maps": ((M,), "U"), "images": ((S, SIZE, SIZE // 2), "u")}.items():
         array = field.get(name)
         if array is None or array.shape != shape or array.dtype.kind not in kinds:
             got = "none" if array is None else f"{array.shape} {array.dtype}"
             raise ValueError(f"{path}: field {name!r}: expected {shape} of kind {' or '.join(kinds)}, got {got}")
-    lengths, maps = field["lengths"].astype(np.int64), field["map_index"].astype(np.int64)
-    packed = field["images"]
-    if not S or packed.dtype != np.uint8 or max((packed >> 4).max(), (packed & 15).max()) >= len(PALETTE):
-        raise ValueError(f"{path}: expected at least one scene, in the colours of the palette, uint8")
-    if not ((maps >= 0) & (maps < M)).all() or not (np.abs(field["poses"]) <= FARTHEST).all():
+    pairs = field["images"]
+    field["images"] = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(S, SIZE, SIZE)
+    if not S or field["images"].max() >= len(PALETTE):
+        raise ValueError(f"{path}: expected at least one scene, in the colours of the palette")
+    found: dict[str, Any] = {name: field[name].astype(dtype, copy=False) for name, (_, dtype, _) in FIELDS.items()}
+    scenes = Scenes(**found, maps=tuple(map(str, field["maps"])))
+    if not ((scenes.map_index >= 0) & (scenes.map_index < M)).all() or not (np.abs(scenes.poses) <= FARTHEST).all():
         raise ValueError(f"{path}: expected every map_index below {M}, the number of maps, and finite poses")
-    if not ((field["reach"] > 0) & (field["reach"] <= FARTHEST)).all():
+    if not ((scenes.reach > 0) & (scenes.reach <= FARTHEST)).all():
         raise ValueError(f"{path}: field 'reach': expected finite numbers above 0")
-    real = np.arange(MAX_POINTS) < lengths[..., None]  # (S, 6, 64)
-    inside: Bools = np.all((field["paths"] >= 0) & (field["paths"] < SIZE), axis=-1)
-    first = (lengths[:, 0] > 0).all() and not (np.diff(lengths > 0) & (lengths[:, 1:] > 0)).any()
-    if not first or lengths.min() < 0 or lengths.max() > MAX_POINTS or not inside[real].all():
+    real = np.arange(MAX_POINTS) < scenes.lengths[..., None]  # (S, 6, 64)
+    inside: Bools = np.all((scenes.paths >= 0) & (scenes.paths < SIZE), axis=-1)
+    first = (scenes.lengths > 0) == (np.arange(MAX_PATHS) < scenes.counts[:, None])  # (S, 6)
+    allowed = (scenes.lengths >= 0) & (scenes.lengths <= MAX_POINTS)
+    if not scenes.counts.all() or not first.all() or not allowed.all() or not inside[real].all():
         raise ValueError(
             f"{path}: expected 1 to {MAX_PATHS} paths a scene, the first ones, of at most {MAX_POINTS} points in the "
             "image"
         )
-    found: dict[str, Any] = {name: field[name].astype(dtype, copy=False) for name, (_, dtype, _) in FIELDS.items()}
-    found["images"] = np.stack([packed >> 4, packed & 15], axis=-1).reshape(S, SIZE, SIZE)
-    found["paths"][~real] = -1
-    return Scenes(**found, maps=tuple(str(name) for name in field["maps"]))
+    scenes.paths[~real] = -1
+    return scenes
 
 
 # Splits.
@@ -216,6 +215,11 @@ class Split:
         )
 
 
+def map_left_out(split: str) -> str | None:
+    """The NAME of a split ``map:NAME``, None of another."""
+    return split.removeprefix(MAP) if split.startswith(MAP) else None
+
+
 def split_scenes(scenes: Scenes, split: str, val: float = 0.2, held_out: float = 0.0) -> Split:
     """The parts of the scenes; ValueError where one that is asked for is empty.
 
@@ -228,7 +232,8 @@ def split_scenes(scenes: Scenes, split: str, val: float = 0.2, held_out: float =
     """
     everything, lost = np.arange(len(scenes)), np.empty(0, np.int64)
     asked = f"split = {split!r}, val = {val}, held_out = {held_out}"
-    if not (val >= 0 and held_out >= 0 and held_out + (0 if split.startswith(MAP) else val) < 1):
+    name = map_left_out(split)
+    if not (val >= 0 and held_out >= 0 and held_out + (val if name is None else 0) < 1):
         raise ValueError(f"{asked}: expected shares that leave some to train on")
     if split == "index":
         cut = len(scenes) - round(len(scenes) * val)
@@ -238,8 +243,8 @@ def split_scenes(scenes: Scenes, split: str, val: float = 0.2, held_out: float =
         if split == "geography":
             seen, beyond, lost = _part(everything, val, scenes)
             held_out = min(held_out * len(scenes) / max(len(seen), 1), 1.0)  # fewer may be left than are to be held out
-        elif split.removeprefix(MAP) in scenes.maps:
-            left_out = scenes.map_index == scenes.maps.index(split.removeprefix(MAP))
+        elif name in scenes.maps:
+            left_out = scenes.map_index == scenes.maps.index(name)
             seen, beyond = everything[~left_out], everything[left_out]
         else:
             raise ValueError(f"split = {split!r}: expected one of the maps {', '.join(scenes.maps)}")
@@ -289,13 +294,8 @@ def _cuts(numbers: Ints, take: int, scenes: Scenes) -> Iterator[tuple[Ints, Ints
 
 
 def image_outlines(scenes: Scenes) -> Array:
-    """The square of ground that holds what each image shows: centre x and y, heading and half a side, (S, 4)."""
-    x, y, heading = scenes.poses.T
-    ahead = SIZE * METRES / 2 - BEHIND
-    left = scenes.paths[:, 0, 0, 1] * METRES - SIZE * METRES / 2  # every path starts at the ego
-    cos, sin = np.cos(heading), np.sin(heading)
-    half = SIZE * METRES / 2 * scenes.reach
-    return np.stack([x + ahead * cos - left * sin, y + ahead * sin + left * cos, heading, half], axis=1)
+    """The squares of `ground`, (S, 4)."""
+    return ground(scenes.poses, scenes.paths[:, 0, 0, 1], scenes.reach)  # every path starts at the ego
 
 
 def images_overlap(outlines: Array, others: Array) -> Bools:

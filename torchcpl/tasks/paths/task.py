@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,6 +38,7 @@ from torchcpl.tasks.paths.scenes import (
     generate,
     joined,
     load_scenes,
+    map_left_out,
     split_scenes,
 )
 from torchcpl.train import device_of
@@ -108,7 +110,7 @@ class PathsConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.split not in SPLITS and not self.split.startswith(MAP):
+        if self.split not in SPLITS and map_left_out(self.split) is None:
             raise ValueError(f"split = {self.split!r}: expected {', '.join(SPLITS)} or {MAP}NAME")
 
 
@@ -217,13 +219,13 @@ class PathsModel(SelectionModel):
         half = len(inputs)
         points, lengths, weight = self._drawn(torch.cat([inputs, inputs.flip(-2)]), DRAWN // 2)  # of 2·B images
         points[half:, ..., 1] = SIZE - points[half:, ..., 1]
-        points, lengths, weight = (torch.cat([x[:half], x[half:]], 1) for x in (points, lengths, weight))  # (B, K, ...)
+        points, lengths, weight = (torch.cat(x.chunk(2), 1) for x in (points, lengths, weight))  # (B, K, ...)
         few = max(PAIRS // points[0, ..., 0].numel() ** 2, 1)  # scenes at a time
         pairs = zip(points.split(few), lengths.split(few), strict=True)
         near = torch.cat([path_distances(p, n, p, n) <= NEAR for p, n in pairs])
         near |= torch.eye(near.shape[1], dtype=torch.bool, device=near.device)  # an empty path is near none
         chosen, probability = cover(near, weight / 2, min(count, weight.shape[1]))
-        points = points.gather(1, chosen[..., None, None].expand(-1, -1, *points.shape[2:]))
+        points = points.take_along_dim(chosen[..., None, None], 1)
         lengths = lengths.gather(1, chosen).masked_fill(probability == 0, 0)
         return Answers(points, lengths, tempered(probability, temperature))
 
@@ -252,7 +254,7 @@ class PathsModel(SelectionModel):
 
 def _gather(table: Tensor, cells: Tensor) -> Tensor:
     """(B, T, d) the rows of ``table`` (B, N, d) at ``cells`` (B, T); those of the first cell where padded."""
-    return table.gather(1, cells.clamp(min=0).unsqueeze(-1).expand(-1, -1, table.shape[-1]))
+    return table.take_along_dim(cells.clamp(min=0).unsqueeze(-1), 1)
 
 
 def tempered(probability: Tensor, temperature: float) -> Tensor:
@@ -285,7 +287,7 @@ def build_method(config: PathsConfig) -> Method:
     return Threshold(**parallel)
 
 
-def load_source(config: PathsConfig, *, varied: bool = False, progress: bool = True) -> Scenes:
+def load_source(config: PathsConfig, *, varied: bool = False) -> Scenes:
     """The scenes a configuration names: read from a file, or drawn from maps.
 
     ``varied`` scenes are of more places, to train on: roads that the ego cannot reach may be cut off in the image,
@@ -303,7 +305,8 @@ def load_source(config: PathsConfig, *, varied: bool = False, progress: bool = T
         maps = load_maps(config.source)
     if varied:
         maps = [*maps, *(graph.reversed() for graph in maps)]
-    return generate(maps, config.scenes, config.scenes_seed, progress=progress, varied=varied)
+    shown = multiprocessing.parent_process() is None  # one process shows its progress
+    return generate(maps, config.scenes, config.scenes_seed, progress=shown, varied=varied)
 
 
 class SceneSet:
@@ -319,8 +322,9 @@ class SceneSet:
     def __len__(self) -> int:
         return len(self.images)
 
-    def split(self, size: int) -> Iterator[slice]:
-        return (slice(start, start + size) for start in range(0, len(self), size))
+    def split(self, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Images, paths and lengths of ``size`` scenes at a time."""
+        return zip(self.images.split(size), self.paths.split(size), self.lengths.split(size), strict=True)
 
 
 class PathsTask:
@@ -339,7 +343,6 @@ class PathsTask:
         aside = len(self.parts.held_out) > 0
         self.chosen_on = SceneSet(self.scenes.select(self.parts.held_out), self.device) if aside else self.reported
         self.generator = torch.Generator(device=self.device)
-        self._order: tuple[int, Tensor] | None = None
 
     @cached_property
     def train(self) -> SceneSet:
@@ -365,11 +368,9 @@ class PathsTask:
         """The scenes of an epoch in random order, the last batch completed from its beginning."""
         epoch, place = divmod(step, self.steps_per_epoch)
         size, base = self.config.batch_size, self.config.seed * 1_000_003
-        if self._order is None or self._order[0] != epoch:
-            self.generator.manual_seed(2 * (base + epoch) + 1)
-            self._order = epoch, torch.randperm(len(self.train), generator=self.generator, device=self.device)
-        where = torch.arange(place * size, (place + 1) * size, device=self.device) % len(self.train)
-        rows = self._order[1][where]
+        self.generator.manual_seed(2 * (base + epoch) + 1)
+        order = torch.randperm(len(self.train), generator=self.generator, device=self.device)
+        rows = order[torch.arange(place * size, (place + 1) * size, device=self.device) % len(self.train)]
         self.generator.manual_seed(2 * (base + step))
         coins = torch.rand(2, size, generator=self.generator, device=self.device)
         which = (coins[0] * self.train.counts[rows]).long()
@@ -403,13 +404,10 @@ class PathsTask:
         """
         temperature = 1.0
         if self.chosen_on is not self.reported:
-            gaps, probability = self._answered(model, self.chosen_on, count)
+            gaps, stated = self._answered(model, self.chosen_on, count)
             counts = self.chosen_on.counts
-            briers = {
-                t: float(answer_scores(gaps, tempered(probability, t), counts, NEAR)["brier"].mean())
-                for t in TEMPERATURES
-            }
-            temperature = min(briers, key=briers.__getitem__)
+            brier = [answer_scores(gaps, tempered(stated, t), counts, NEAR)["brier"].mean() for t in TEMPERATURES]
+            temperature = TEMPERATURES[int(torch.stack(brier).argmin())]
         gaps, probability = self._answered(model, self.reported, count)
         probability = tempered(probability, temperature)
         each = answer_scores(gaps, probability, self.reported.counts, NEAR)
@@ -425,36 +423,37 @@ class PathsTask:
     def _answered(self, model: PathsModel, scenes: SceneSet, count: int) -> tuple[Tensor, Tensor]:
         """Of up to ``count`` answers a scene the distances to its paths (S, A, K), and the probabilities (S, A)."""
         parts = []
-        for part in scenes.split(32):
-            found = model.answers(scenes.images[part], count)
-            gaps = path_distances(found.points, found.lengths, scenes.paths[part], scenes.lengths[part])
-            parts.append((gaps, found.probability))
+        for images, paths, lengths in scenes.split(32):
+            found = model.answers(images, count)
+            parts.append((path_distances(found.points, found.lengths, paths, lengths), found.probability))
         gaps, probability = (torch.cat(each) for each in zip(*parts, strict=True))
         return gaps, probability
 
-    @torch.no_grad()
     def evaluate(self, model: PathsModel, scenes: SceneSet, size: int = 256) -> dict[str, float]:
         """Means over the scenes; ``min_ade_n…`` over those with that many valid paths, NaN where there are none."""
-        parts = []
-        for part in scenes.split(size):
-            prediction = model.select(scenes.images[part])
-            lengths = prediction.lengths
-            scores = path_scores(
-                prediction.points, lengths, scenes.paths[part], scenes.lengths[part], scenes.counts[part]
-            )
-            off = off_road(prediction.points, lengths, scenes.images[part] != BACKGROUND)
-            parts.append(torch.stack([scores["min_ade"], scores["min_hd"], 100 * off]))
-        each = torch.cat(parts, 1)  # (3, S)
+        each = errors(model, scenes, size)
         strata = scenes.counts.clamp(max=4) == torch.arange(1, 5, device=self.device).unsqueeze(-1)  # (4, S)
         by_count = (strata * each[0]).sum(-1) / strata.sum(-1)
         return dict(zip(COLUMNS, torch.cat([each.mean(-1), by_count]).tolist(), strict=True))
 
 
+@torch.no_grad()
+def errors(model: PathsModel, scenes: SceneSet, size: int = 256) -> Tensor:
+    """(3, S) of the selected path of every scene: min-ADE and min-HD in px, and the percentage of it off the road."""
+    parts = []
+    for images, paths, lengths in scenes.split(size):
+        selected = model.select(images)
+        found = selected.points, selected.lengths
+        scores = path_scores(*found, paths, lengths, (lengths > 0).sum(-1))
+        off = off_road(*found, images != BACKGROUND)
+        parts.append(torch.stack([scores["min_ade"], scores["min_hd"], 100 * off]))
+    return torch.cat(parts, 1)
+
+
 def unseen(more: Scenes, scenes: Scenes, parts: Split, split: str) -> Ints:
     """Numbers of the scenes in ``more`` that show nothing held out or reported on; none of a map that is left out."""
     kept = apart(more, scenes.select(np.concatenate([parts.val, parts.held_out])))
-    left_out = split.removeprefix(MAP) if split.startswith(MAP) else ""
-    kept = np.compress(np.array(more.maps)[more.map_index[kept]] != left_out, kept)
+    kept = np.compress(np.array(more.maps)[more.map_index[kept]] != (map_left_out(split) or ""), kept)
     if not len(kept):
         raise ValueError(f"extra: each of its {len(more)} scenes overlaps one that is held out or reported on")
     return kept
