@@ -24,28 +24,31 @@ class Steps(NamedTuple):
     potentials: Potentials
 
 
-@torch.inference_mode()
-def steps_of(method: Method, encoded: Any, mask: Tensor, max_len: int, knob: float | None = None) -> Steps:
-    """The selection from encoded candidates (1, N, d), step by step; ValueError if the method is not stepwise."""
+def _stepwise(method: Method, knob: float | None) -> tuple[Stepwise, dict[str, Any]]:
+    """The method and its knob, the option of `greedy` that it is; ValueError if the method is not stepwise."""
     if not isinstance(method, Stepwise):
         raise ValueError(f"model: expected one that selects step by step, got {type(method).__name__}")
-    knob = method.knob if knob is None else knob
+    name = "stop_bias" if method.stop_rule == "argmax" else "stop_threshold"
+    return method, {name: method.knob if knob is None else knob}
+
+
+@torch.inference_mode()
+def steps_of(method: Method, encoded: Any, mask: Tensor, max_len: int, knob: float | None = None) -> Steps:
+    """The selection from encoded candidates (1, N, d), step by step."""
+    method, stop = _stepwise(method, knob)
     pot = method.potentials(encoded, mask)
     selection = method.pick(pot, max_len, knob)
     picks = selection.tolist()[0]
     order = selection.indices[:, : len(picks)]
-    bias = knob if method.stop_rule == "argmax" else 0.0
-    logits = prefix_logits(pot, order[:, None], Rules(pot, max_len, 0, bias, ()))[0, 0]
+    rules = Rules(pot, max_len, method.min_len, stop.get("stop_bias", 0.0))
+    logits = prefix_logits(pot, order[:, None], rules)[0, 0]
     added, _ = pot.interaction.prefix_logits(order)
     return Steps(picks, array(logits.softmax(-1)), array(added[0]), pot)
 
 
 def explorer(method: Method, encoded: Any, mask: Tensor, max_len: int, knob: float | None, **page: Any) -> Explorer:
     """The selection from encoded candidates (1, N, d) as a page that decodes like the method; see `explore`."""
-    if not isinstance(method, Stepwise):
-        raise ValueError(f"model: expected one that selects step by step, got {type(method).__name__}")
-    knob = method.knob if knob is None else knob
-    stop: dict[str, Any] = {"stop_bias": knob} if method.stop_rule == "argmax" else {"stop_threshold": knob}
+    method, stop = _stepwise(method, knob)
     pot = method.potentials(encoded, mask)
     return explore(pot, max_len=max_len, min_len=method.min_len, **stop, **page)
 
