@@ -114,6 +114,30 @@ def test_files_that_changed_under_their_name_are_read_again(tmp_path: Path) -> N
     assert benchmark.make_task(config).baskets.train.tolist() == [[0, 1, 2], [0, -1, -1]]
 
 
+def test_the_names_beside_one_file_are_read_again(tmp_path: Path) -> None:
+    (tmp_path / "orders.txt").write_text("0 1\n" * 20)
+    (tmp_path / "orders.items.txt").write_text("ball\nbib\n")
+    config, benchmark = BasketsConfig(source=str(tmp_path / "orders.txt")), BasketsBenchmark()
+    assert benchmark.make_task(config).baskets.names == ["ball", "bib"]
+    (tmp_path / "orders.items.txt").write_text("cot\nbibs\n")
+    assert benchmark.make_task(config).baskets.names == ["cot", "bibs"]
+
+
+def test_meals_can_be_split_and_have_features_too(tmp_path: Path) -> None:
+    given, drawn = load_baskets("meals"), load_baskets("meals", split="random", test_baskets=500)
+    assert (len(given.train), len(given.valid), len(given.test)) == (2000, 300, 600)
+    assert (len(drawn.train), len(drawn.valid), len(drawn.test)) == (2110, 290, 500)
+    np.save(tmp_path / "rows.npy", np.zeros((3, 4)))
+    with pytest.raises(ValueError, match=r"rows.npy: expected finite numbers \(11, d\), a row an item, got \(3, 4\)"):
+        load_baskets("meals", features=str(tmp_path / "rows.npy"))
+
+
+@pytest.mark.filterwarnings("error")
+def test_parts_that_are_drawn_again_have_no_unseen_items(tmp_path: Path) -> None:
+    source = shop(tmp_path, train="0 1\n", valid="0\n", test="1\n1 2\n")
+    assert len(load_baskets(source, split="random").train) == 2
+
+
 def test_the_registries(shared_data: Path) -> None:
     found = load_baskets(str(shared_data / "baby-registries" / "gifts"))
     assert (found.num_items, len(found.train), len(found.valid), len(found.test)) == (16, 2777, 397, 794)
