@@ -152,7 +152,8 @@ class PathsBenchmark(Benchmark[PathsConfig]):
 
     def collate(self, model: PathsModel, examples: Sequence[Tensor]) -> Tensor:
         for row, image in enumerate(examples):
-            if image.shape != (SIZE, SIZE) or image.is_floating_point() or image.max() >= len(PALETTE):
+            drawn = image.shape == (SIZE, SIZE) and not image.is_floating_point()
+            if not drawn or image.min() < 0 or image.max() >= len(PALETTE):
                 raise ValueError(f"image {row}: expected ({SIZE}, {SIZE}) palette indices, got {describe(image)}")
         return torch.stack(list(examples)).to(model.colors.device)
 
@@ -270,4 +271,4 @@ def make_scenes(
 def _strata(counts: Ints) -> str:
     """The numbers of scenes with 1, 2, 3 and more valid paths, as text."""
     shares = np.bincount(np.minimum(counts, 4), minlength=5)[1:].tolist()
-    return ", ".join(f"{count} with {n}" for n, count in zip(("1", "2", "3", "≥ 4"), shares, strict=True))
+    return ", ".join(f"{count} with {n}" for n, count in zip(figures.STRATA.values(), shares, strict=True))
