@@ -18,7 +18,7 @@ from torchcpl.report import Panel
 from torchcpl.tables import Column, Table
 from torchcpl.tasks import timing
 from torchcpl.tasks.baskets import figures
-from torchcpl.tasks.baskets.data import PARTS, Baskets, load_baskets, padded, read_parts
+from torchcpl.tasks.baskets.data import Baskets, files_of, load_baskets, padded, read_parts
 from torchcpl.tasks.baskets.methods import SetModel
 from torchcpl.tasks.baskets.task import COLUMNS, METHODS, BasketsConfig, BasketsTask, build_model
 from torchcpl.tasks.benchmark import Benchmark, Restored
@@ -80,9 +80,9 @@ class BasketsBenchmark(Benchmark[BasketsConfig]):
     rank = 1
 
     def make_task(self, config: BasketsConfig) -> BasketsTask:
-        files = [config.source, *(f"{config.source}.{part}.txt" for part in (*PARTS, "items"))]
+        parts, items = files_of(config.source)
         same = BasketsConfig(**{name: getattr(config, name) for name in DATA})
-        return BasketsTask(config, _baskets(same, stamp(*files, *filter(None, [config.features]))))
+        return BasketsTask(config, _baskets(same, stamp(*parts.values(), items, *filter(None, [config.features]))))
 
     def build(self, config: BasketsConfig, weights: Mapping[str, Tensor]) -> SetModel:
         count = next(len(weights[name]) for name in ("items", "base", "V") if name in weights)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from torchcpl.files import read_text
 from torchcpl.vectors import read_vectors
@@ -50,15 +49,13 @@ def load_baskets(config: BasketsConfig) -> Baskets:
     source = config.source
     if source == MEALS:
         return meals()
-    path = Path(source)
-    alone = path.is_file()
-    files = {"train": path} if alone else {part: Path(f"{source}.{part}.txt") for part in PARTS}
+    files, items = files_of(source)
+    alone = len(files) == 1
     missing = [file for file in files.values() if not file.is_file()]
     if missing:
         raise ValueError(f"source = {source!r}: expected a file, or FOLDER/NAME with {missing[0]} and so on")
     lines = {part: read_lines(file) for part, file in files.items()}
-    stem = str(path.with_suffix("")).removesuffix(".train") if alone else source
-    names = _read_names(Path(f"{stem}.items.txt"))
+    names = _read_names(items)
     names = vocabulary(lines["train"]) if names is None else names
     parts = {part: read_sets(rows, names, config.max_items, files[part]) for part, rows in lines.items()}
     if not alone:
@@ -67,7 +64,15 @@ def load_baskets(config: BasketsConfig) -> Baskets:
         parts = divide([basket for part in parts.values() for basket in part], config)
     tensors = {part: padded(baskets) for part, baskets in parts.items()}
     features = _read_features(config.features, len(names)) if config.features else None
-    return Baskets(path.name.removesuffix(".txt"), names, features=features, **tensors)
+    return Baskets(Path(source).name.removesuffix(".txt"), names, features=features, **tensors)
+
+
+def files_of(source: str) -> tuple[dict[str, Path], Path]:
+    """The files of the parts, or the one file as that of training, and the file of the items' names."""
+    path = Path(source)
+    if path.is_file():
+        return {"train": path}, Path(str(path.with_suffix("")).removesuffix(".train") + ".items.txt")
+    return {part: Path(f"{source}.{part}.txt") for part in PARTS}, Path(f"{source}.items.txt")
 
 
 def meals(counts: Sequence[int] = (2000, 300, 600)) -> Baskets:
@@ -136,7 +141,9 @@ def read_sets(lines: Lines, names: list[str], most: int, path: Path | str) -> li
 
 def padded(baskets: Sequence[Sequence[int]]) -> Tensor:
     """Lists of items as (M, T) long, −1 padded."""
-    return pad_sequence([torch.tensor(basket, dtype=torch.long) for basket in baskets], True, -1)
+    width = max(map(len, baskets), default=0)
+    rows = [[*basket, *[-1] * (width - len(basket))] for basket in baskets]
+    return torch.tensor(rows, dtype=torch.long).view(len(baskets), width)
 
 
 def divide(baskets: list[list[int]], config: BasketsConfig) -> dict[str, list[list[int]]]:
@@ -188,7 +195,8 @@ def _read_names(path: Path) -> list[str] | None:
 
 
 def _read_features(path: str, count: int) -> Tensor:
-    features = read_vectors(path).values
-    if len(features) != count or not np.isfinite(features).all():
-        raise ValueError(f"{path}: expected finite numbers ({count}, d), a row an item, got {features.shape}")
-    return torch.from_numpy(features.astype(np.float32))
+    with np.errstate(over="ignore"):  # refused below
+        features = torch.from_numpy(read_vectors(path).values.astype(np.float32))
+    if len(features) != count or not features.isfinite().all():
+        raise ValueError(f"{path}: expected finite numbers ({count}, d), a row an item, got {tuple(features.shape)}")
+    return features
