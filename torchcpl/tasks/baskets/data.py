@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from torchcpl.files import read_text
 from torchcpl.vectors import read_vectors
@@ -144,7 +143,9 @@ def read_sets(lines: Lines, names: list[str], most: int, path: Path | str) -> li
 
 def padded(baskets: Sequence[Sequence[int]]) -> Tensor:
     """Lists of items as (M, T) long, −1 padded."""
-    return pad_sequence([torch.tensor(basket, dtype=torch.long) for basket in baskets], True, -1)
+    width = max(map(len, baskets), default=0)
+    rows = [[*basket, *[-1] * (width - len(basket))] for basket in baskets]
+    return torch.tensor(rows, dtype=torch.long).view(len(baskets), width)
 
 
 def divide(baskets: list[list[int]], config: BasketsConfig) -> Parts:
@@ -196,7 +197,8 @@ def _read_names(path: Path) -> list[str] | None:
 
 
 def _read_features(path: str, count: int) -> Tensor:
-    features = read_vectors(path).values
-    if len(features) != count or not np.isfinite(features).all():
-        raise ValueError(f"{path}: expected finite numbers ({count}, d), a row an item, got {features.shape}")
-    return torch.from_numpy(features.astype(np.float32))
+    with np.errstate(over="ignore"):  # refused below
+        features = torch.from_numpy(read_vectors(path).values.astype(np.float32))
+    if len(features) != count or not features.isfinite().all():
+        raise ValueError(f"{path}: expected finite numbers ({count}, d), a row an item, got {tuple(features.shape)}")
+    return features
