@@ -172,8 +172,8 @@ class PathsBenchmark(Benchmark[PathsConfig]):
     def elsewhere(self, config: PathsConfig, source: str) -> PathsConfig:
         """Other maps: those of a split by map need not be among them."""
         other = super().elsewhere(config, source)
-        known = map_left_out(config.split) in (None, *scenes_of(other).maps)
-        return other if known else override(other, split="index")
+        left_out = map_left_out(config.split)
+        return other if left_out is None or left_out in scenes_of(other).maps else override(other, split="index")
 
     def published(self, config: PathsConfig) -> Sequence[Row]:
         """Where the roads are nuScenes' and the scenes split by index, as the paper's are."""
