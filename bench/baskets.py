@@ -4,8 +4,8 @@
 it is written after every run that ends. So one can stop and go on, here or on another machine, with nothing but that
 file; a run that was stopped goes on from its checkpoint where ``--runs`` has one. Rows have ``dataset``, ``method``,
 the means of the metrics over ``seeds`` with their deviation, the ``options`` that are not the ``defaults``, and for
-each seed its ``origin``, a place in the list ``origins`` of commit, device and versions. ``items`` is what CPL makes of
-each shop's items.
+each seed its ``origin``, a place in the list ``origins`` of commit, device and versions. ``items`` has, for each shop,
+what CPL expects in a basket and which items go together.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def baskets_random() -> tuple[str, str]:
 
 
 def baskets_items(shops: tuple[str, ...] = ("apparel", "feeding", "health")) -> str:
-    """What CPL makes of the items of some shops."""
+    """For some shops what CPL expects in a basket, complements and substitutes."""
     found = read_json(ROOT / "results" / "baskets.json")["items"]
     lines = []
     for shop in shops:

@@ -1,4 +1,4 @@
-"""Device times of the Triton kernels by how they are launched, CUDA only; nothing is kept.
+"""Device times of the Triton kernels by how they are launched; CUDA only, and only printed.
 
 python -m bench.tune [--only decode|many|loss] [--loss B N T h]
 """

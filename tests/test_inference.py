@@ -415,9 +415,12 @@ class NoAnswers(TorchDispatchMode):
         name = func.__name__.split(".")[0]
         if name in self.WAITING:
             raise AssertionError(f"{name} waits for the device")
+        found = func(*args, **(kwargs or {}))
+        if name == "_to_copy" and found.device != args[0].device:
+            raise AssertionError("a copy from another device waits for it")
         if name == "index" and any(index is not None and index.dtype == torch.bool for index in args[1]):
             raise AssertionError("a boolean index waits for the device")
-        return func(*args, **(kwargs or {}))
+        return found
 
 
 @pytest.fixture
@@ -452,6 +455,20 @@ def test_constraints_ask_for_no_value_while_they_are_captured(pretended: None) -
         found = cpl.greedy(pot, 40, **rules)  # type: ignore[arg-type]
         assert found.indices.shape == (2, 40)
         cpl.sample(pot, 2, max_len=5, **rules)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["lowrank", "contextual", "coverage"])
+def test_losses_and_searches_copy_nothing_from_the_host_while_they_are_captured(kind: str, pretended: None) -> None:
+    """On the meta device, which is never the host's."""
+    with torch.device("meta"):
+        pot = cpl.CPLHead(16, 8, kind=kind)(torch.randn(2, 6, 16))
+    target = torch.zeros(2, 3, dtype=torch.long, device="meta")
+    for options in ({}, {"subsets": 2}, {"exact": True}):
+        assert cpl.subset_nll(pot, target, **options).shape == ()  # type: ignore[arg-type]
+    assert cpl.ordered_nll(pot, target).shape == ()
+    assert cpl.set_nll(pot, target, exact=False).shape == ()
+    assert cpl.beam(pot, 4, 2).indices.shape == (2, 2, 6)
+    assert cpl.stochastic_beam(pot, 4).indices.shape == (4, 2, 6)
 
 
 def test_the_same_calls_do_ask_when_nothing_is_captured() -> None:

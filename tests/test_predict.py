@@ -244,6 +244,16 @@ def test_wrong_arguments_are_refused_by_name(subsets: Path, wrong: object) -> No
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("wrong", [-1, 7, 0.5])
+def test_images_of_other_colours_are_refused(paths: Path, wrong: float) -> None:
+    image = np.zeros((256, 256), np.float32 if isinstance(wrong, float) else np.int64)
+    predictor = cpl.load(paths)
+    assert len(predictor.select(image.astype(np.uint8)).lengths) == 1
+    image[3, 4] = wrong
+    with pytest.raises(ValueError, match=r"image 0: expected \(256, 256\) palette indices"):
+        predictor.select(image)
+
+
 def test_a_real_map_that_no_training_saw(paths: Path, shared_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "picks.json"
     file = shared_data / "lane-graphs" / "singapore-queenstown.json"

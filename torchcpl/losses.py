@@ -112,12 +112,13 @@ def _all_subsets(target: Tensor) -> Tensor:
     items = target.shape[1]
     if items > EXACT_LIMIT:
         raise ValueError(f"target: expected at most {EXACT_LIMIT} items with exact=True, got {items}")
-    return subsets_of(items).to(target.device).expand(target.shape[0], -1, -1)
+    return subsets_of(items, target.device).expand(target.shape[0], -1, -1)
 
 
-def subsets_of(items: int) -> Tensor:
+def subsets_of(items: int, device: torch.device | None = None) -> Tensor:
     """(2^k, k) all subsets of k items, in binary: True where an item is in the subset."""
-    return (torch.arange(2**items).unsqueeze(-1) >> torch.arange(items)) & 1 == 1
+    # Made on the device: while a CUDA graph is captured nothing may be copied to it.
+    return (torch.arange(2**items, device=device).unsqueeze(-1) >> torch.arange(items, device=device)) & 1 == 1
 
 
 def shuffled(target: Tensor, permutations: int, generator: torch.Generator | None = None) -> Tensor:

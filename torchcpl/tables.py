@@ -93,8 +93,8 @@ class Table:
 
     def content(self) -> dict[str, Any]:
         """The JSON object of the table."""
-        content = {"title": self.title, **self.info, "notes": list(self.notes), "rows": list(self.rows)}
-        return content | {"published": list(self.published)}
+        lists = {name: list(getattr(self, name)) for name in ("notes", "rows", "published")}
+        return {"title": self.title, **self.info, **lists}
 
     def json(self) -> str:
         return json.dumps(self.content(), indent=2, ensure_ascii=False, allow_nan=False)
@@ -135,7 +135,7 @@ class Table:
         least = 2  # the box's edges
         for at, column in enumerate(self.columns):
             text = column.digits is None
-            said = [column.heading(), *(line.cells[at] for line in lines if at < len(line.cells))]
+            said = [column.heading(), *(line.cells[at][0] for line in lines if at < len(line.cells))]
             least += 2 + max(len(part) for cell in said for part in (cell.split() if text else [cell]))
             table.add_column(Text(column.heading()), justify="left" if text else "right", no_wrap=not text)
         if least > width:
@@ -143,11 +143,8 @@ class Table:
         for line in lines:
             if line.kind == "rule":
                 table.add_section()
-                table.add_row(Text(line.cells[0], style="italic"))
-                continue
-            style = "dim" if line.kind == "published" else ""
-            cells = [Text(c, style="bold") if b else Text(c) for c, b in zip(line.cells, line.bold, strict=True)]
-            table.add_row(*cells, style=style)
+            cells = [Text(text, style="bold" if bold else "") for text, bold in line.cells]
+            table.add_row(*cells, style={"rule": "italic", "published": "dim", "ours": ""}[line.kind])
         return table
 
     def markdown(self) -> str:
@@ -156,13 +153,9 @@ class Table:
         lines = ["| " + " | ".join(heads) + " |"]
         lines.append("|" + "|".join("---" if column.digits is None else "--:" for column in self.columns) + "|")
         for line in self._lines():
-            cells = [c.strip().replace("|", "\\|") for c in line.cells] + [""] * (len(heads) - len(line.cells))
-            if line.kind == "rule":
-                cells[0] = f"*{cells[0]}*"
-            elif line.kind == "published":
-                cells = [f"<sub>{c}</sub>" for c in cells]
-            else:
-                cells = [f"**{c}**" if b else c for c, b in zip(cells, line.bold, strict=True)]
+            mark = {"rule": "*{}*", "published": "<sub>{}</sub>", "ours": "{}"}[line.kind]
+            cells = [("**{}**" if bold else mark).format(text.strip().replace("|", "\\|")) for text, bold in line.cells]
+            cells += [""] * (len(heads) - len(cells))
             lines.append("| " + " | ".join(cells) + " |")
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes)]) + "\n"
 
@@ -171,14 +164,9 @@ class Table:
         heads = "".join(f"<th>{html.escape(column.heading())}</th>" for column in self.columns)
         body = []
         for line in self._lines():
-            if line.kind == "rule":
-                body.append(
-                    f'<tr class="rule"><td colspan="{len(self.columns)}">{html.escape(line.cells[0])}</td></tr>'
-                )
-                continue
-            texts = [html.escape(cell) for cell in line.cells]
-            cells = [f"<b>{text}</b>" if bold else text for text, bold in zip(texts, line.bold, strict=True)]
-            body.append(f'<tr class="{line.kind}">' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+            start = f'<td colspan="{len(self.columns)}">' if line.kind == "rule" else "<td>"
+            texts = [f"<b>{html.escape(text)}</b>" if bold else html.escape(text) for text, bold in line.cells]
+            body.append(f'<tr class="{line.kind}">' + "".join(f"{start}{text}</td>" for text in texts) + "</tr>")
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
     def _lines(self) -> Iterator[_Line]:
@@ -187,25 +175,26 @@ class Table:
         published = {row[self.columns[0].name]: row for row in self.published}
         for section in sections:
             if section and headings:
-                yield _Line("rule", [section], [])
+                yield _Line("rule", [(section, False)])
             group = [row for row in self.rows if _section(row) == section]
-            best = self._best(group)
+            found = self._best(group)
             for row in group:
-                bold = [not row.get("reference") and row.get(c.name) in best.get(c.name, ()) for c in self.columns]
-                yield _Line("ours", [column.cell(row) for column in self.columns], bold)
+                best = {} if row.get("reference") else found
+                cells = [(c.cell(row), c.name in best and row.get(c.name) == best[c.name]) for c in self.columns]
+                yield _Line("ours", cells)
                 theirs = published.pop(row[self.columns[0].name], None)  # once, under the first rule
                 if theirs:
-                    cells = ["  published", *(column.cell(theirs) for column in self.columns[1:])]
-                    yield _Line("published", cells, [False] * len(cells))
+                    texts = ["  published", *(column.cell(theirs) for column in self.columns[1:])]
+                    yield _Line("published", [(text, False) for text in texts])
 
-    def _best(self, group: Sequence[Row]) -> dict[str, list[Any]]:
+    def _best(self, group: Sequence[Row]) -> dict[str, Any]:
         """The best value of every column that has one, where several rows compete for it."""
         rivals = [row for row in group if not row.get("reference")]
         found = {}
         for column in self.columns if len(rivals) > 1 else ():
             values = [row[column.name] for row in rivals if row.get(column.name) is not None]
             if column.best and values:
-                found[column.name] = [max(values) if column.best == "max" else min(values)]
+                found[column.name] = max(values) if column.best == "max" else min(values)
         return found
 
 
@@ -216,5 +205,4 @@ def _section(row: Row) -> str:
 
 class _Line(NamedTuple):
     kind: str  # rule, ours, published
-    cells: list[str]
-    bold: list[bool]
+    cells: list[tuple[str, bool]]  # the text, and whether it is bold

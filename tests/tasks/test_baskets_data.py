@@ -98,6 +98,9 @@ def test_missing_files_and_wrong_features(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"wrong.npy: expected finite numbers \(3, d\), a row an item, got \(2, 4\)"):
         load_baskets(source, features=str(tmp_path / "wrong.npy"))
     np.save(tmp_path / "words.npy", np.array([["a"], ["b"], ["c"]]))
+    np.save(tmp_path / "large.npy", np.full((3, 4), 1e300))  # infinite in float32
+    with pytest.raises(ValueError, match=r"large.npy: expected finite numbers \(3, d\)"):
+        load_baskets(source, features=str(tmp_path / "large.npy"))
     with pytest.raises(ValueError, match=r"words.npy: expected numbers, got an array of dtype <U1"):
         load_baskets(source, features=str(tmp_path / "words.npy"))
     with pytest.raises(FileNotFoundError, match=r"absent.npy: no such file"):
@@ -112,6 +115,40 @@ def test_files_that_changed_under_their_name_are_read_again(tmp_path: Path) -> N
     assert benchmark.make_task(config).baskets is first
     shop(tmp_path, train="0 1 2\n0\n")
     assert benchmark.make_task(config).baskets.train.tolist() == [[0, 1, 2], [0, -1, -1]]
+    alone = BasketsConfig(source=str(tmp_path / "toys.train.txt"), valid_baskets=1, test_baskets=0)
+    (tmp_path / "toys.train.txt").write_text("0 1\n1\n0\n2\n")
+    assert benchmark.make_task(alone).baskets.names == ["ball", "bib", "cot"]
+    (tmp_path / "toys.items.txt").write_text("ball\nbib\nbed\n")
+    assert benchmark.make_task(alone).baskets.names == ["ball", "bib", "bed"]
+
+
+def test_padding() -> None:
+    assert data.padded([[2], [0, 1], []]).tolist() == [[2, -1], [0, 1], [-1, -1]]
+    assert data.padded([]).shape == (0, 0)
+
+
+def test_the_names_beside_one_file_are_read_again(tmp_path: Path) -> None:
+    (tmp_path / "orders.txt").write_text("0 1\n" * 20)
+    (tmp_path / "orders.items.txt").write_text("ball\nbib\n")
+    config, benchmark = BasketsConfig(source=str(tmp_path / "orders.txt")), BasketsBenchmark()
+    assert benchmark.make_task(config).baskets.names == ["ball", "bib"]
+    (tmp_path / "orders.items.txt").write_text("cot\nbibs\n")
+    assert benchmark.make_task(config).baskets.names == ["cot", "bibs"]
+
+
+def test_meals_can_be_split_and_have_features_too(tmp_path: Path) -> None:
+    given, drawn = load_baskets("meals"), load_baskets("meals", split="random", test_baskets=500)
+    assert (len(given.train), len(given.valid), len(given.test)) == (2000, 300, 600)
+    assert (len(drawn.train), len(drawn.valid), len(drawn.test)) == (2110, 290, 500)
+    np.save(tmp_path / "rows.npy", np.zeros((3, 4)))
+    with pytest.raises(ValueError, match=r"rows.npy: expected finite numbers \(11, d\), a row an item, got \(3, 4\)"):
+        load_baskets("meals", features=str(tmp_path / "rows.npy"))
+
+
+@pytest.mark.filterwarnings("error")
+def test_parts_that_are_drawn_again_have_no_unseen_items(tmp_path: Path) -> None:
+    source = shop(tmp_path, train="0 1\n", valid="0\n", test="1\n1 2\n")
+    assert len(load_baskets(source, split="random").train) == 2
 
 
 def test_the_registries(shared_data: Path) -> None:

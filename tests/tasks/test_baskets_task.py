@@ -149,6 +149,14 @@ def test_items_known_by_their_features_alone(baskets: Baskets) -> None:
         plain.potentials(new=features)
 
 
+def test_models_and_what_they_are_given_are_on_one_device(baskets: Baskets) -> None:
+    task, model = model_of(baskets, "cpl")
+    assert BasketsBenchmark().collate(model.to("meta"), [torch.tensor([2, 0])]).is_meta
+    for reference in task.untrained().values():
+        assert all(tensor.is_meta for tensor in vars(reference.to("meta"))["_buffers"].values())
+        assert not any(isinstance(value, Tensor) for value in vars(reference).values())
+
+
 def test_figures(baskets: Baskets) -> None:
     task, model = model_of(baskets, "cpl")
     assert isinstance(model, CPLSets)

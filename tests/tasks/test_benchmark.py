@@ -16,6 +16,7 @@ from torchcpl.selectors import Stepwise, Threshold
 from torchcpl.tables import Column
 from torchcpl.tasks.base import BenchmarkTask, SelectionModel
 from torchcpl.tasks.benchmark import Benchmark
+from torchcpl.tasks.registry import TASKS
 from torchcpl.train import device_of, fit
 
 METHODS = {"threshold": "Threshold", "cpl": "CPL"}
@@ -96,6 +97,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         paths.append(folder / method)
         fit(LargestTask(override(base, method=method)), paths[-1], progress=False)
     return paths
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_runs_of_every_task_can_be_evaluated_on_other_data(name: str) -> None:
+    benchmark = TASKS[name]
+    assert benchmark.elsewhere(benchmark.config(), "elsewhere").source == "elsewhere"
 
 
 def test_a_task_of_its_own_has_a_table_times_and_a_report(runs: list[Path], tmp_path: Path) -> None:

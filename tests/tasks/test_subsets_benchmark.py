@@ -20,6 +20,7 @@ from torchcpl.checkpoints import CheckpointError, read_history
 from torchcpl.cli import main
 from torchcpl.config import override
 from torchcpl.head import CPLHead
+from torchcpl.selectors import Stepwise
 from torchcpl.tables import Table
 from torchcpl.tasks.figures import steps_of
 from torchcpl.tasks.runs import Run
@@ -352,6 +353,14 @@ def test_a_trace_needs_steps(folder: Path) -> None:
     task, model, _ = BENCHMARK.restore(BENCHMARK.read(folder / "threshold-s0"))
     with pytest.raises(ValueError, match="step by step"):
         figures.Trace(model, figures.example_bags(task, model, 0.5)[0][0], 0.5)
+
+
+def test_steps_of_a_method_that_must_pick_do_not_begin_with_the_stop() -> None:
+    method = Stepwise(CPLHead(4, 8), ordered=True, min_len=1).eval()
+    mask = torch.ones(1, 5, dtype=torch.bool)
+    steps = steps_of(method, torch.randn(1, 5, 4), mask, 3, knob=50.0)  # added to the stop's logit
+    assert len(steps.picks) == 1
+    assert steps.probabilities[:, -1].tolist() == [0, pytest.approx(1)]
 
 
 def test_the_bags_shown_are_one_that_is_solved_and_one_that_is_not(folder: Path) -> None:

@@ -59,8 +59,7 @@ def normalised(
 
     ``norm`` may be a module that has replaced a ``BatchNorm``.
     """
-    fused: Tensor = norm(x, add, relu, pool) if isinstance(norm, BatchNorm) else _followed(norm(x), add, relu, pool)
-    return fused
+    return norm(x, add, relu, pool) if isinstance(norm, BatchNorm) else _followed(norm(x), add, relu, pool)
 
 
 def _followed(y: Tensor, add: Tensor | None, relu: bool, pool: bool) -> Tensor:

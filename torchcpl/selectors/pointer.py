@@ -92,7 +92,7 @@ class Pointer(Interaction):
         return self.features.shape[0], self.features.shape[1]
 
     def start(self, width: int = 1) -> State:
-        token = self._tokens(self._nothing(width, 1), 0)  # (B, K, 1, d)
+        token = self._first(width)
         hidden, caches = self.head.decode(token, self.memory, self.mask)
         return (hidden[:, :, -1], *(caches if self.head.cache else (token,)))
 
@@ -108,7 +108,7 @@ class Pointer(Interaction):
         return hidden[:, :, -1], tokens
 
     def prefixes(self, order: Tensor) -> State:
-        tokens = torch.cat([self._tokens(self._nothing(order.shape[1], 1), 0), self._tokens(order, 1)], 2)
+        tokens = torch.cat([self._first(order.shape[1]), self._tokens(order, 1)], 2)
         hidden, _ = self.head.decode(tokens, self.memory, self.mask)  # (B, P, T+1, d)
         return (hidden.flatten(1, 2),)
 
@@ -125,17 +125,17 @@ class Pointer(Interaction):
         stop: Tensor = self.head.stop(state[0]).squeeze(-1)
         return query @ self.keys.transpose(1, 2), stop.to(query.dtype)
 
-    def _nothing(self, width: int, steps: int) -> Tensor:
-        return torch.full((self.shape[0], width, steps), -1, dtype=torch.long, device=self.features.device)
+    def _first(self, width: int) -> Tensor:
+        """The token (B, K, 1, d) of step 0."""
+        token = self.head.start_token + self.head.step_embedding[0]
+        return token.expand(self.shape[0], width, 1, -1).to(self.features.dtype)
 
     def _tokens(self, picks: Tensor, first: int) -> Tensor:
-        """Tokens (B, K, T, d) of ``picks`` (B, K, T), the first of them at step ``first``; step 0 is the start."""
+        """Tokens (B, K, T, d) of ``picks`` (B, K, T), the first of them at step ``first``."""
         steps = picks.shape[2]
         if first + steps > self.head.max_len + 1:
             raise ValueError(
                 f"max_len: expected at most {self.head.max_len} picks, the pointer's, got {first + steps - 1}"
             )
         embedding = self.head.step_embedding[first : first + steps]
-        if first == 0:
-            return (self.head.start_token + embedding).expand(*picks.shape, -1).to(self.features.dtype)
         return gather_rows(self.features, picks) + embedding.to(self.features.dtype)

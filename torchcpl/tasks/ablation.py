@@ -27,7 +27,7 @@ Variants = Mapping[str, Mapping[str, Any]]
 
 
 def read_variants(path: str | Path) -> Variants:
-    """Variants from a TOML file: a table each, named, of the options it changes; ``base`` changes none."""
+    """Variants from a TOML file: for each a table, under its name, of the options it changes."""
     found = read_toml(path)
     loose = [name for name, value in found.items() if not isinstance(value, dict)]
     if loose or not found:
@@ -37,7 +37,7 @@ def read_variants(path: str | Path) -> Variants:
 
 
 def chosen_variants(benchmark: Benchmark[Any], path: Path | None, only: Sequence[str] | None) -> Variants:
-    """Those of a file or the task's own, or ``only`` some of these."""
+    """The variants in a file, or else the task's own; ``only`` those, if given."""
     variants = benchmark.variants if path is None else read_variants(path)
     unknown = [name for name in only or () if name not in variants]
     if unknown:
@@ -46,7 +46,7 @@ def chosen_variants(benchmark: Benchmark[Any], path: Path | None, only: Sequence
 
 
 def plan_variants(base: TrainConfig, variants: Variants, seeds: Sequence[int], folder: Path) -> dict[Path, TrainConfig]:
-    """Where the run of every variant and seed lies, and its configuration; ValueError names a variant that has none."""
+    """The folder and configuration of the run of every variant and seed; ValueErrors name the variant."""
     planned: dict[Path, TrainConfig] = {}
     for name, changes in {BASE: {}, **variants}.items():
         for seed in seeds:
@@ -91,7 +91,7 @@ def _row(benchmark: Benchmark[Any], name: str, group: Sequence[Run[Any]]) -> dic
     task, model, knob = benchmark.restore(group[0])
     steps = group[0].config.epochs * task.steps_per_epoch
     inputs = task.examples(1, timing.TIMED)
-    _, cost = timing.rows(model, inputs, knob, 3, "32-true")[0]
+    _, cost = next(timing.rows(model, inputs, knob, repeats=3))
     spent = summarise([{"step_ms": run.history[-1]["seconds"] * 1e3 / steps} for run in group])
     costs = {name: cost[name] for name in ("decode_ms", "decode_ms_std", "ms", "ms_std")}
     return {**benchmark.row(name, rules[0], found, group), **costs, **spent}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sized
 from typing import Any, Protocol
@@ -56,3 +57,11 @@ class BenchmarkTask(Task, Protocol):
 
     def report(self, model: Any, knob: float | None) -> dict[str, float]:
         """The metrics of the table on the reported examples."""
+
+
+def first_batches(examples: Any, batch: int, limit: int, what: str) -> list[Any]:
+    """The first full batches of ``examples``, which have a length and a ``split``, up to ``limit`` of them."""
+    limit = min(limit, len(examples) // batch)
+    if not limit:
+        raise ValueError(f"batch: expected at most {len(examples)}, {what}, got {batch}")
+    return list(itertools.islice(examples.split(batch), limit))

@@ -12,6 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -71,7 +72,7 @@ class Benchmark(ABC, Generic[C]):
         """Description of a configuration's data."""
 
     def suffix(self, config: C) -> str:
-        """What a row's name says of the configuration beside the method and its kind."""
+        """What follows the method and its kind in the name of a row."""
         return ""
 
     def published(self, config: C) -> Sequence[Row]:
@@ -87,7 +88,7 @@ class Benchmark(ABC, Generic[C]):
         return []
 
     def remarks(self, scores: Row) -> list[str]:
-        """What is said below a single run's row of scores that have no column."""
+        """Sentences below the row of a single run, on scores that have no column."""
         return []
 
     def panels(self, runs: Sequence[Run[C]], table: Table) -> list[Panel]:
@@ -129,8 +130,9 @@ class Benchmark(ABC, Generic[C]):
         return {name: value for name in names if (value := getattr(prediction, name)) is not None}
 
     def elsewhere(self, config: C, source: str) -> C:
-        """The configuration of a run with other data to report on."""
-        return override(config, source=source, held_out=0.0)
+        """The configuration of a run with other data to report on, of which nothing is held out."""
+        held_out = {"held_out": 0.0} if hasattr(config, "held_out") else {}
+        return override(config, source=source, **held_out)
 
     # --------------------------------------------------------------------------------------------- runs
 
@@ -159,8 +161,8 @@ class Benchmark(ABC, Generic[C]):
 
     def first_runs(self, runs: Sequence[Run[C]]) -> dict[str, Run[C]]:
         """The first run of every method that has one, in the order of the tables."""
-        found = {method: next((run for run in runs if _method(run) == method), None) for method in self.names}
-        return {method: run for method, run in found.items() if run}
+        first = {run.method: run for run in reversed(runs)}
+        return {method: first[method] for method in self.names if method in first}
 
     # ------------------------------------------------------------------------------------------- scores
 
@@ -230,9 +232,9 @@ class Benchmark(ABC, Generic[C]):
             at, of = run.history[-1]["epoch"], run.config.epochs
             if at < of:
                 raise ValueError(f"{run.path} is unfinished, at epoch {at} of {of}: expected finished runs to compare")
-        kinds = {_kind(run) for run in runs if _method(run) == "cpl"}
+        kinds = {run.kind for run in runs if run.method == "cpl"}
         methods, groups = list(self.names), dict[str, list[Run[C]]]()
-        for run in sorted(runs, key=lambda run: (methods.index(_method(run)), _kind(run))):
+        for run in sorted(runs, key=lambda run: (methods.index(run.method), run.kind)):
             groups.setdefault(self._label(run, kinds), []).append(run)
         for label, group in groups.items():
             seeds = [run.config.seed for run in group]
@@ -242,13 +244,13 @@ class Benchmark(ABC, Generic[C]):
         return groups
 
     def _label(self, run: Run[C], kinds: Set[str]) -> str:
-        """The name of a run's row among CPL of these ``kinds``, of which each has a row.
+        """The name of a run's row in a table that has a row for CPL of each of these ``kinds``.
 
         If these are ``lowrank``, the paper's, and one other, the other keeps the method's plain name.
         """
-        method, kind = _method(run), _kind(run)
-        plain = method != "cpl" or len(kinds) < 2 or (kinds == {kind, "lowrank"} and kind != "lowrank")
-        return self.names[method] + ("" if plain else f" ({kind})") + self.suffix(run.config)
+        beside_the_papers = kinds == {run.kind, "lowrank"} and run.kind != "lowrank"
+        plain = run.method != "cpl" or len(kinds) < 2 or beside_the_papers
+        return self.names[run.method] + ("" if plain else f" ({run.kind})") + self.suffix(run.config)
 
     def chosen_on(self, run: Run[C]) -> str:
         """Description of the data that the best checkpoint was chosen on."""
@@ -270,7 +272,7 @@ class Benchmark(ABC, Generic[C]):
             raise ValueError(f"{source}: {error}") from error
         found = {name: value if math.isfinite(value) else None for name, value in scores}  # as the history has it
         found |= {"epoch": run.state["best"]["epoch"], "knob": knob}
-        row = self.row(self._label(run, {_kind(run)}), rule, [found], [run]) | self.time(restored)
+        row = self.row(self._label(run, {run.kind}), rule, [found], [run]) | self.time(restored)
         theirs = [line for line in self.published(run.config) if line["method"] == row["method"]]
         chosen = f"epoch {found['epoch']}" + ("" if knob is None else f" and knob {knob:g}")
         row |= {name: value for name, value in found.items() if name not in row}
@@ -283,9 +285,10 @@ class Benchmark(ABC, Generic[C]):
         there = (run.path / "best" / "model.safetensors").is_file()
         return self.time(self.restore(run)) if there else {"ms": None}
 
-    def time(self, restored: Restored) -> dict[str, Any]:
+    def time(self, restored: Restored) -> dict[str, float]:
         """Milliseconds of a prediction of one example."""
-        return dict(timing.quick(*restored))
+        task, model, knob = restored
+        return timing.clock(timing.ready(partial(model.select, knob=knob), task.examples(1, timing.TIMED)))
 
     def row(self, label: str, rule: str, found: Sequence[Row], runs: Sequence[Run[C]]) -> dict[str, Any]:
         """A row of the table: the means of what was ``found`` of ``runs``, and how they were trained."""
@@ -377,7 +380,7 @@ class Benchmark(ABC, Generic[C]):
     def report(self, paths: Sequence[str | Path], out: str | Path, table: Table | None = None) -> Path:
         """Write ``report.html`` and the figures into the folder ``out``; the path of the page."""
         runs = list(map(self.read, paths))
-        kinds = sorted({_kind(run) for run in runs if _method(run) == "cpl"})
+        kinds = sorted({run.kind for run in runs if run.method == "cpl"})
         if len(kinds) > 1:  # the figures know methods
             raise ValueError(f"runs: expected one kind of CPL in a report, got {', '.join(kinds)}")
         table = table or self.table(paths)
@@ -405,9 +408,9 @@ class Benchmark(ABC, Generic[C]):
         key = f"reported_{metric}" if f"reported_{metric}" in measured else metric
         curves, colours = {}, {}
         for name, group in self._groups(runs).items():
-            if (method := _method(group[0])) in ("pointer", "cpl"):
+            if group[0].method in ("pointer", "cpl"):
                 curves[name] = _curve(group, key, rows[name]["epoch"], rows[name][metric] if shown else None)
-                colours[name] = plots.METHODS[method]
+                colours[name] = plots.METHODS[group[0].method]
         if not curves:
             return []
         column = self.score(metric)
@@ -457,11 +460,3 @@ def _curve(runs: Sequence[Run[Any]], key: str, chosen: Sequence[int], value: flo
         value = statistics.fmean(one[epoch] for one, epoch in zip(series, chosen, strict=True))
     values = np.array([[one[epoch] for epoch in epochs] for one in series])
     return plots.Curve(np.array(epochs), values, (statistics.fmean(chosen), value))
-
-
-def _method(run: Run[Any]) -> str:
-    return str(run.config.method)
-
-
-def _kind(run: Run[Any]) -> str:
-    return str(run.config.kind)

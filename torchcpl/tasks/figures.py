@@ -24,25 +24,29 @@ class Steps(NamedTuple):
     potentials: Potentials
 
 
+def _stepwise(method: Method) -> Stepwise:
+    if not isinstance(method, Stepwise):
+        raise ValueError(f"model: expected one that selects step by step, got {type(method).__name__}")
+    return method
+
+
 @torch.inference_mode()
 def steps_of(method: Method, encoded: Any, mask: Tensor, max_len: int, knob: float | None = None) -> Steps:
     """The selection from encoded candidates (1, N, d), step by step; ValueError if the method is not stepwise."""
-    if not isinstance(method, Stepwise):
-        raise ValueError(f"model: expected one that selects step by step, got {type(method).__name__}")
+    method = _stepwise(method)
     pot = method.potentials(encoded, mask)
     selection = method.pick(pot, max_len, knob)
     picks = selection.tolist()[0]
     order = selection.indices[:, : len(picks)]
-    bias = method.rules(knob).get("stop_bias", 0.0)
-    logits = prefix_logits(pot, order[:, None], Rules(pot, max_len, 0, bias, ()))[0, 0]
+    rules = Rules(pot, max_len, method.min_len, method.rules(knob).get("stop_bias", 0.0))
+    logits = prefix_logits(pot, order[:, None], rules)[0, 0]
     added, _ = pot.interaction.prefix_logits(order)
     return Steps(picks, array(logits.softmax(-1)), array(added[0]), pot)
 
 
 def explorer(method: Method, encoded: Any, mask: Tensor, max_len: int, knob: float | None, **page: Any) -> Explorer:
     """The selection from encoded candidates (1, N, d) as a page that decodes like the method; see `explore`."""
-    if not isinstance(method, Stepwise):
-        raise ValueError(f"model: expected one that selects step by step, got {type(method).__name__}")
+    method = _stepwise(method)
     return explore(method.potentials(encoded, mask), max_len=max_len, **method.rules(knob), **page)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -18,15 +18,14 @@ from torchcpl.files import extra
 from torchcpl.train import Task, fit
 
 C = TypeVar("C", bound=TrainConfig)
-RECIPES = "recipes"  # the folder beside a task's files
 
 
-def recipes(package: str | Path) -> dict[str, Path]:
+def recipes(package: Path) -> dict[str, Path]:
     """The TOML files a task ships, by name."""
-    return {path.stem: path for path in sorted((Path(package) / RECIPES).glob("*.toml"))}
+    return {path.stem: path for path in sorted(package.glob("recipes/*.toml"))}
 
 
-def read_recipe(cls: type[C], package: str | Path, name: str) -> C:
+def read_recipe(cls: type[C], package: Path, name: str) -> C:
     """The configuration that a shipped recipe names."""
     found = recipes(package)
     if name not in found:
@@ -42,6 +41,14 @@ class Run(Generic[C]):
     config: C
     history: list[dict[str, Any]]
     state: dict[str, Any]
+
+    @property
+    def method(self) -> str:
+        return self.config.method  # type: ignore[attr-defined, no-any-return]
+
+    @property
+    def kind(self) -> str:
+        return self.config.kind  # type: ignore[attr-defined, no-any-return]
 
 
 def read_run(cls: type[C], path: str | Path, metrics: Sequence[str] = ()) -> Run[C]:
@@ -129,6 +136,5 @@ def _fit_quietly(make: Callable[[C], Task], config: C, path: Path) -> dict[str, 
 
 def common(configs: Sequence[TrainConfig]) -> dict[str, Any]:
     """The fields in which all the configurations agree."""
-    first = configs[0]
-    names = [f.name for f in fields(first)]
-    return {n: getattr(first, n) for n in names if all(getattr(c, n) == getattr(first, n) for c in configs)}
+    first, *others = map(vars, configs)
+    return {name: value for name, value in first.items() if all(other[name] == value for other in others)}

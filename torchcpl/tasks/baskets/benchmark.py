@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from torchcpl.checks import describe
-from torchcpl.config import override
 from torchcpl.explore import Explorer, explore
 from torchcpl.files import stamp
 from torchcpl.report import Panel
 from torchcpl.tables import Column, Table
 from torchcpl.tasks import timing
 from torchcpl.tasks.baskets import figures
-from torchcpl.tasks.baskets.data import PARTS, Baskets, load_baskets, padded, read_parts
+from torchcpl.tasks.baskets.data import Baskets, files_of, load_baskets, padded, read_parts
 from torchcpl.tasks.baskets.methods import SetModel
 from torchcpl.tasks.baskets.task import COLUMNS, METHODS, BasketsConfig, BasketsTask, build_model
 from torchcpl.tasks.benchmark import Benchmark, Restored
@@ -41,9 +40,7 @@ PUBLISHED = {
     "moms": (-3.55, -3.52, -3.48, -3.54, -3.53),
     "safety": (-4.28, -4.43, -4.39, -4.36, -4.28),
 }
-
-
-DATA = ("source", "features", "max_items", "split", "split_seed", "valid_baskets", "test_baskets")
+DATA = ("source", "features", "max_items", "split", "split_seed", "valid_baskets", "test_baskets")  # options
 
 
 @cache
@@ -80,9 +77,9 @@ class BasketsBenchmark(Benchmark[BasketsConfig]):
     rank = 1
 
     def make_task(self, config: BasketsConfig) -> BasketsTask:
-        files = [config.source, *(f"{config.source}.{part}.txt" for part in (*PARTS, "items"))]
-        same = BasketsConfig(**{name: getattr(config, name) for name in DATA})
-        return BasketsTask(config, _baskets(same, stamp(*files, *filter(None, [config.features]))))
+        files = stamp(*files_of(config.source).values(), *filter(None, [config.features]))
+        data = BasketsConfig(**{name: getattr(config, name) for name in DATA})
+        return BasketsTask(config, _baskets(data, files))
 
     def build(self, config: BasketsConfig, weights: Mapping[str, Tensor]) -> SetModel:
         count = next(len(weights[name]) for name in ("items", "base", "V") if name in weights)
@@ -98,10 +95,7 @@ class BasketsBenchmark(Benchmark[BasketsConfig]):
                 raise ValueError(f"basket {row}: expected different numbers of items, got {describe(part)}")
             if not all(0 <= number < model.num_items for number in numbers):
                 raise ValueError(f"basket {row}: expected numbers below {model.num_items}, got {numbers}")
-        return padded([part.tolist() for part in examples])
-
-    def elsewhere(self, config: BasketsConfig, source: str) -> BasketsConfig:
-        return override(config, source=source)
+        return padded([part.tolist() for part in examples]).to(next(model.parameters()).device)
 
     def source(self, config: BasketsConfig) -> str:
         return Path(config.source).name + (f", random split {config.split_seed}" if config.split == "random" else "")
@@ -119,11 +113,10 @@ class BasketsBenchmark(Benchmark[BasketsConfig]):
         found = {name: scores[name] for name in self.metrics}
         return {self.held_out: found | {"epoch": run.state["best"]["epoch"], "knob": None}}
 
-    def time(self, restored: Restored) -> dict[str, Any]:
+    def time(self, restored: Restored) -> dict[str, float]:
         """Completions, one basket at a time. Sets are sorted by size on the host, so there is no graph to capture."""
         task, model, _ = restored
-        mean, deviation = timing.clock([partial(model.select, one) for one in task.examples(1, timing.TIMED)], 3)
-        return {"ms": mean, "ms_std": deviation}
+        return timing.clock([partial(model.select, one) for one in task.examples(1, timing.TIMED)], repeats=3)
 
     def reference(self, runs: Sequence[Run[BasketsConfig]]) -> list[dict[str, Any]]:
         """What needs no training, and what others published where the parts are theirs."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from torchcpl.files import read_text
 from torchcpl.vectors import read_vectors
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
 
 PARTS = ("train", "valid", "test")
 MEALS = "meals"  # the source that needs no file
+
+Lines = list[tuple[int, list[str]]]  # the number of a line and its fields
+Parts = dict[str, list[list[int]]]  # the baskets of each part, as lists of item numbers
 
 
 @dataclass(frozen=True)
@@ -47,30 +49,38 @@ def load_baskets(config: BasketsConfig) -> Baskets:
     the training part. One file alone, and with ``split="random"`` all parts together, are divided by ``split_seed``
     into validation, test and training baskets: as many as the configuration says, or 10 %, 20 % and the rest.
     """
-    source = config.source
-    if source == MEALS:
-        return meals()
-    path = Path(source)
-    alone = path.is_file()
-    files = {"train": path} if alone else {part: Path(f"{source}.{part}.txt") for part in PARTS}
-    missing = [file for file in files.values() if not file.is_file()]
-    if missing:
-        raise ValueError(f"source = {source!r}: expected a file, or FOLDER/NAME with {missing[0]} and so on")
-    lines = {part: read_lines(file) for part, file in files.items()}
-    stem = str(path.with_suffix("")).removesuffix(".train") if alone else source
-    names = _read_names(Path(f"{stem}.items.txt"))
-    names = vocabulary(lines["train"]) if names is None else names
-    parts = {part: read_sets(rows, names, config.max_items, files[part]) for part, rows in lines.items()}
-    if not alone:
-        _tell_unseen(parts, names, files)
-    if alone or config.split == "random":
+    names, parts = meals() if config.source == MEALS else _read_source(config)
+    if len(parts) == 1 or config.split == "random":
         parts = divide([basket for part in parts.values() for basket in part], config)
+    else:
+        _tell_unseen(parts, names, files_of(config.source))
     tensors = {part: padded(baskets) for part, baskets in parts.items()}
     features = _read_features(config.features, len(names)) if config.features else None
-    return Baskets(path.name.removesuffix(".txt"), names, features=features, **tensors)
+    return Baskets(Path(config.source).name.removesuffix(".txt"), names, features=features, **tensors)
 
 
-def meals(counts: Sequence[int] = (2000, 300, 600)) -> Baskets:
+def files_of(source: str) -> dict[str, Path]:
+    """The files of a source: its parts, or ``train`` alone, and ``items``, which need not be there."""
+    path = Path(source)
+    if path.is_file():
+        stem = str(path.with_suffix("")).removesuffix(".train")
+        return {"train": path, "items": Path(f"{stem}.items.txt")}
+    return {part: Path(f"{source}.{part}.txt") for part in (*PARTS, "items")}
+
+
+def _read_source(config: BasketsConfig) -> tuple[list[str], Parts]:
+    """The names of the items, and the baskets of every part."""
+    files = files_of(config.source)
+    names = _read_names(files.pop("items"))
+    missing = [file for file in files.values() if not file.is_file()]
+    if missing:
+        raise ValueError(f"source = {config.source!r}: expected a file, or FOLDER/NAME with {missing[0]} and so on")
+    lines = {part: read_lines(file) for part, file in files.items()}
+    names = vocabulary(lines["train"]) if names is None else names
+    return names, {part: read_sets(rows, names, config.max_items, files[part]) for part, rows in lines.items()}
+
+
+def meals() -> tuple[list[str], Parts]:
     """Invented breakfasts and dinners: nobody takes both coffee and tea, or both kinds of pasta."""
     rng = np.random.default_rng(0)
     breakfast, dinner = ("bread", "butter", "jam", "eggs"), ("basil", "parmesan", "wine")
@@ -81,11 +91,8 @@ def meals(counts: Sequence[int] = (2000, 300, 600)) -> Baskets:
         one, some = kinds[rng.integers(2)]
         return [names.index(name) for name in (one[rng.integers(2)], *(i for i in some if rng.random() < 0.6))]
 
-    train, valid, test = (padded([basket() for _ in range(count)]) for count in counts)
-    return Baskets(MEALS, names, train, valid, test)
-
-
-Lines = list[tuple[int, list[str]]]  # the number of a line and what stands on it
+    sizes = {"train": 2000, "valid": 300, "test": 600}
+    return names, {part: [basket() for _ in range(size)] for part, size in sizes.items()}
 
 
 def read_lines(path: Path) -> Lines:
@@ -106,7 +113,7 @@ def read_lines(path: Path) -> Lines:
 
 
 def vocabulary(lines: Lines) -> list[str]:
-    """The items of a part: numbers up to the largest, or its names in the order of the alphabet."""
+    """The items of a part: numbers up to the largest, or its names in alphabetical order."""
     items = {item for _, row in lines for item in row}
     if all(item.isdigit() for item in items):
         return [str(i) for i in range(max(map(int, items)) + 1)]
@@ -136,10 +143,12 @@ def read_sets(lines: Lines, names: list[str], most: int, path: Path | str) -> li
 
 def padded(baskets: Sequence[Sequence[int]]) -> Tensor:
     """Lists of items as (M, T) long, −1 padded."""
-    return pad_sequence([torch.tensor(basket, dtype=torch.long) for basket in baskets], True, -1)
+    width = max(map(len, baskets), default=0)
+    rows = [[*basket, *[-1] * (width - len(basket))] for basket in baskets]
+    return torch.tensor(rows, dtype=torch.long).view(len(baskets), width)
 
 
-def divide(baskets: list[list[int]], config: BasketsConfig) -> dict[str, list[list[int]]]:
+def divide(baskets: list[list[int]], config: BasketsConfig) -> Parts:
     """Validation, test and training baskets by a random permutation."""
     valid = config.valid_baskets or max(1, len(baskets) // 10)
     test = config.test_baskets or max(1, len(baskets) // 5)
@@ -152,7 +161,7 @@ def divide(baskets: list[list[int]], config: BasketsConfig) -> dict[str, list[li
     return {"valid": shuffled[:valid], "test": shuffled[valid : valid + test], "train": shuffled[valid + test :]}
 
 
-def _tell_unseen(parts: dict[str, list[list[int]]], names: list[str], files: dict[str, Path]) -> None:
+def _tell_unseen(parts: Parts, names: list[str], files: dict[str, Path]) -> None:
     """Warn of the first basket with an item that no training basket has: its probability is small, but not zero."""
     seen = {item for basket in parts["train"] for item in basket}
     for part in ("valid", "test"):
@@ -164,7 +173,7 @@ def _tell_unseen(parts: dict[str, list[list[int]]], names: list[str], files: dic
 
 
 def read_parts(path: Path) -> list[Tensor]:
-    """The parts of baskets in a file, each (m,): by number, or by the names in NAME.items.txt beside NAME.….txt."""
+    """Incomplete baskets in a file, each (m,): by number, or by the names in NAME.items.txt beside NAME.….txt."""
     lines = read_lines(path)
     file = path.with_name(path.name.split(".")[0] + ".items.txt")
     names = _read_names(file)
@@ -188,7 +197,8 @@ def _read_names(path: Path) -> list[str] | None:
 
 
 def _read_features(path: str, count: int) -> Tensor:
-    features = read_vectors(path).values
-    if len(features) != count or not np.isfinite(features).all():
-        raise ValueError(f"{path}: expected finite numbers ({count}, d), a row an item, got {features.shape}")
-    return torch.from_numpy(features.astype(np.float32))
+    with np.errstate(over="ignore"):  # refused below
+        features = torch.from_numpy(read_vectors(path).values.astype(np.float32))
+    if len(features) != count or not features.isfinite().all():
+        raise ValueError(f"{path}: expected finite numbers ({count}, d), a row an item, got {tuple(features.shape)}")
+    return features

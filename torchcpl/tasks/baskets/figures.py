@@ -13,6 +13,7 @@ from torchcpl.report import Panel
 from torchcpl.sets import complete, next_probs
 from torchcpl.tasks.baskets.methods import CPLSets, SetModel
 from torchcpl.tasks.baskets.task import METHODS, BasketsTask, log_likelihoods
+from torchcpl.tasks.figures import array
 
 ITEMS = 24  # in the figure of pairs: the most frequent ones
 STEPS = 4
@@ -34,13 +35,13 @@ def pair_effects(model: CPLSets) -> Tensor:
 def item_panels(model: CPLSets, task: BasketsTask) -> list[Panel]:
     """The learned W between the most frequent items, and a basket growing."""
     names = [short(name) for name in task.baskets.names]
-    most = task.frequency.argsort(descending=True)[:ITEMS].cpu()
+    most = task.frequency.argsort(descending=True)[:ITEMS]
     W = pair_effects(model)[most][:, most]
     caption = (
         "Having picked the item of a column, how much likelier (red) or less likely (blue) is that of a row, beyond "
         "what either does on average; the most frequent items, those that go together side by side."
     )
-    figure = draw.pair_matrix(W.numpy(), [names[i] for i in most.tolist()])
+    figure = draw.pair_matrix(array(W), [names[i] for i in most.tolist()])
     pairs = Panel("pairs", "Complements and substitutes", caption, figure, wide=True)
     caption = (
         "The likeliest next choices, given what is in the basket so far in no particular order; the likeliest item is "
@@ -54,15 +55,14 @@ def item_panels(model: CPLSets, task: BasketsTask) -> list[Panel]:
 def growth(model: CPLSets, task: BasketsTask, names: list[str]) -> tuple[list[str], list[list[tuple[str, float]]]]:
     """What is added, step by step, and the five likeliest choices at each, from the item that begins most baskets."""
     pot = model.potentials()
-    start = int(task.frequency.argmax())
-    whole = complete(pot, torch.tensor([[start]]), 1 + STEPS, min_len=1 + STEPS).indices[0].tolist()
+    start = task.frequency.argmax().view(1, 1)
+    whole = complete(pot, start, 1 + STEPS, min_len=1 + STEPS).indices  # (1, T)
     choices = []
-    for size in range(1, len(whole) + 1):
-        probs = next_probs(pot, torch.tensor([whole[:size]]))[0]
-        best = probs.topk(5)
+    for size in range(1, whole.shape[1] + 1):
+        best = next_probs(pot, whole[:, :size])[0].topk(5)
         said = [names[i] if i < len(names) else "(stop)" for i in best.indices.tolist()]
         choices.append(list(zip(said, best.values.tolist(), strict=True)))
-    return [names[i] for i in whole], choices
+    return [names[i] for i in whole[0].tolist()], choices
 
 
 def size_panel(models: Mapping[str, SetModel], task: BasketsTask) -> Panel:

@@ -145,14 +145,9 @@ class PointerSets(StepwiseSets):
         width = config.width
         self.items = nn.Parameter(torch.randn(self.num_items, width))
         self.head = PointerHead(
-            width,
-            layers=1,
-            heads=4,
-            ffn=2 * width,
-            dropout=config.dropout,
-            max_len=config.max_items,
+            width, layers=1, heads=4, ffn=2 * width, dropout=config.dropout, max_len=config.max_items,
             projection_layers=2,
-        )
+        )  # fmt: skip
 
     def potentials(self) -> Potentials:
         pot: Potentials = self.head(self.items.unsqueeze(0))
@@ -174,9 +169,9 @@ class Bernoullis(SetModel):
 
     base: Tensor
 
-    def __init__(self, config: BasketsConfig, frequency: Tensor, components: int | None = None) -> None:
+    def __init__(self, config: BasketsConfig, frequency: Tensor) -> None:
         super().__init__(config, frequency)
-        count = config.components if components is None else components
+        count = config.components
         self.register_buffer("base", frequency.logit())
         self.spread = nn.Parameter(
             0.1 * torch.randn(count, self.num_items) if count > 1 else torch.zeros(1, self.num_items)
@@ -194,12 +189,12 @@ class Bernoullis(SetModel):
 class DPP(SetModel):
     """A determinantal point process: P(S) = det L_S / det(L + I), L = V Vᵀ + ε, of low rank.
 
-    The nonsymmetric one (Gartrell et al. 2021) adds B (D − Dᵀ) Bᵀ: items can attract each other too.
+    The nonsymmetric one (``ndpp``, Gartrell et al. 2021) adds B (D − Dᵀ) Bᵀ: items can attract each other too.
     """
 
-    def __init__(self, config: BasketsConfig, frequency: Tensor, symmetric: bool = True) -> None:
+    def __init__(self, config: BasketsConfig, frequency: Tensor) -> None:
         super().__init__(config, frequency)
-        n, rank = self.num_items, min(config.dpp_rank, self.num_items)
+        n, rank, symmetric = self.num_items, min(config.dpp_rank, self.num_items), config.method == "dpp"
         odds = (frequency / (1 - frequency)).sqrt().unsqueeze(-1)
         self.V = nn.Parameter(torch.nn.functional.normalize(torch.randn(n, rank), dim=-1) * odds)
         self.B = None if symmetric else nn.Parameter(torch.nn.functional.normalize(torch.randn(n, rank), dim=-1) * odds)
@@ -225,13 +220,16 @@ class DPP(SetModel):
 class ItemToItem(SetModel):
     """Conditional frequencies: the mean over the rest of P(item | one of the rest). No distribution over sets."""
 
+    given: Tensor
+    frequency: Tensor
+
     def __init__(self, config: BasketsConfig, frequency: Tensor, train: Tensor) -> None:
         super().__init__(config, frequency)
         inside = picked_mask(train, self.num_items).float()  # (M, N)
         together = inside.T @ inside
         count = together.diagonal().unsqueeze(-1)
-        self.given = (together + 5 * frequency) / (count + 5)  # (i, j): P(j | i), smoothed towards P(j)
-        self.frequency = frequency
+        self.register_buffer("given", (together + 5 * frequency) / (count + 5))  # (i, j): P(j | i), smoothed to P(j)
+        self.register_buffer("frequency", frequency)
 
     def log_prob(self, sets: Tensor) -> tuple[Tensor, Tensor]:
         unknown = torch.full((len(sets),), torch.nan)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcpl.config import TrainConfig, option
+from torchcpl.config import TrainConfig, option, override
 from torchcpl.potentials import picked_mask
+from torchcpl.tasks.base import first_batches
 from torchcpl.tasks.baskets.data import MEALS, Baskets
 from torchcpl.tasks.baskets.methods import DPP, Bernoullis, CPLSets, ItemToItem, PointerSets, SetModel
 from torchcpl.train import device_of
@@ -67,9 +68,7 @@ def build_model(config: BasketsConfig, frequency: Tensor, features: Tensor | Non
         return CPLSets(config, frequency, features)
     if config.method == "pointer":
         return PointerSets(config, frequency)
-    if config.method == "mixture":
-        return Bernoullis(config, frequency)
-    return DPP(config, frequency, symmetric=config.method == "dpp")
+    return Bernoullis(config, frequency) if config.method == "mixture" else DPP(config, frequency)
 
 
 class BasketsTask:
@@ -97,11 +96,9 @@ class BasketsTask:
 
     def untrained(self) -> dict[str, SetModel]:
         """What needs no training."""
-        frequency = self.frequency.cpu()
-        return {
-            INDEPENDENT: Bernoullis(self.config, frequency, components=1),
-            ITEM_TO_ITEM: ItemToItem(self.config, frequency, self.baskets.train),
-        }
+        independent = Bernoullis(override(self.config, components=1), self.frequency)
+        item_to_item = ItemToItem(self.config, self.frequency, self.train)
+        return {INDEPENDENT: independent.to(self.device), ITEM_TO_ITEM: item_to_item}
 
     def batch(self, step: int) -> Tensor:
         epoch, place = divmod(step, self.steps_per_epoch)
@@ -120,11 +117,7 @@ class BasketsTask:
 
     def examples(self, batch: int, limit: int) -> list[Tensor]:
         """Test baskets without one of their items, ``batch`` at a time, up to ``limit`` times."""
-        rest, _ = hold_out(self.reported)
-        limit = min(limit, len(rest) // batch)
-        if not limit:
-            raise ValueError(f"batch: expected at most {len(rest)}, the test baskets of several items, got {batch}")
-        return list(rest.split(batch)[:limit])
+        return first_batches(hold_out(self.reported)[0], batch, limit, "the test baskets of several items")
 
 
 # --------------------------------------------------------------------------------------------------- metrics

@@ -61,8 +61,7 @@ def midline(left: Array, right: Array) -> Array:
     """Midpoints of two boundaries at equal shares of their lengths, at most SPACING apart, (P, 2)."""
     ends = arc_length(left)[-1], arc_length(right)[-1]
     share = every(max(ends), SPACING) / max(*ends, np.finfo(np.float64).tiny)
-    middle: Array = (along(left, share * ends[0]) + along(right, share * ends[1])) / 2
-    return middle
+    return (along(left, share * ends[0]) + along(right, share * ends[1])) / 2
 
 
 def _xy(record: Mapping[str, Any], key: str, minimum: int = 2) -> Array:

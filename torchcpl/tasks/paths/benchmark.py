@@ -152,7 +152,8 @@ class PathsBenchmark(Benchmark[PathsConfig]):
 
     def collate(self, model: PathsModel, examples: Sequence[Tensor]) -> Tensor:
         for row, image in enumerate(examples):
-            if image.shape != (SIZE, SIZE) or image.is_floating_point() or image.max() >= len(PALETTE):
+            drawn = image.shape == (SIZE, SIZE) and not image.is_floating_point()
+            if not drawn or image.min() < 0 or image.max() >= len(PALETTE):
                 raise ValueError(f"image {row}: expected ({SIZE}, {SIZE}) palette indices, got {describe(image)}")
         return torch.stack(list(examples)).to(model.colors.device)
 
@@ -171,8 +172,8 @@ class PathsBenchmark(Benchmark[PathsConfig]):
     def elsewhere(self, config: PathsConfig, source: str) -> PathsConfig:
         """Other maps: those of a split by map need not be among them."""
         other = super().elsewhere(config, source)
-        known = map_left_out(config.split) in (None, *scenes_of(other).maps)
-        return other if known else override(other, split="index")
+        left_out = map_left_out(config.split)
+        return other if left_out is None or left_out in scenes_of(other).maps else override(other, split="index")
 
     def published(self, config: PathsConfig) -> Sequence[Row]:
         """Where the roads are nuScenes' and the scenes split by index, as the paper's are."""
@@ -270,4 +271,4 @@ def make_scenes(
 def _strata(counts: Ints) -> str:
     """The numbers of scenes with 1, 2, 3 and more valid paths, as text."""
     shares = np.bincount(np.minimum(counts, 4), minlength=5)[1:].tolist()
-    return ", ".join(f"{count} with {n}" for n, count in zip(("1", "2", "3", "≥ 4"), shares, strict=True))
+    return ", ".join(f"{count} with {n}" for n, count in zip(figures.STRATA.values(), shares, strict=True))

@@ -21,6 +21,7 @@ COLOURS = {name: plots.METHODS[method] for method, name in METHODS.items()}
 VALID = (plots.PALETTE[0], plots.PALETTE[6], plots.PALETTE[4], "#2a7f4f", plots.PALETTE[5], plots.PALETTE[8])
 ORDERED = ("pointer", "cpl")
 MIX = (2, 2, 3, 3, 4)  # valid paths of the scenes that are shown, the last at least as many
+# The columns by number of valid paths, and these numbers.
 STRATA = {"min_ade_n1": "1", "min_ade_n2": "2", "min_ade_n3": "3", "min_ade_n4plus": "≥ 4"}
 
 
@@ -71,13 +72,12 @@ def valid_paths(paths: Any, lengths: Any) -> list[Any]:
     return [path[:length] for path, length in zip(paths, lengths, strict=True) if length]
 
 
+@torch.inference_mode()
 def decoding(model: PathsModel, image: Image) -> plots.Decoding:
     """The picks of a stepwise model from an image, with its probabilities after every pick."""
-    batch = torch.from_numpy(image).unsqueeze(0).to(model.corners.device)
-    with torch.inference_mode():
-        encoded = model.encode(batch)
-        steps = steps_of(model.method, encoded, model.every_cell(encoded), model.max_len)
-        points = array(model.points(encoded)[0, steps.picks])
+    encoded = model.encode(torch.from_numpy(image)[None].to(model.corners.device))
+    steps = steps_of(model.method, encoded, model.every_cell(encoded), model.max_len)
+    points = array(model.points(encoded)[0, steps.picks])
     grids = [values[:, : GRID * GRID].reshape(-1, GRID, GRID) for values in (steps.probabilities, steps.added)]
     road = (image.reshape(GRID, CELL, GRID, CELL) != BACKGROUND).any((1, 3))
     return plots.Decoding(faint(image), points, grids[0], np.where(road, grids[1], np.nan))

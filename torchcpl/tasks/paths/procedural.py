@@ -169,8 +169,7 @@ def _beside(line: Array, offset: float) -> Array:
     """A polyline moved to its left by ``offset`` metres."""
     ahead = np.gradient(line, axis=0)
     ahead /= np.hypot(*ahead.T)[:, None]
-    moved: Array = line + offset * np.stack([-ahead[:, 1], ahead[:, 0]], axis=1)
-    return moved
+    return line + offset * np.stack([-ahead[:, 1], ahead[:, 0]], axis=1)
 
 
 def _turn(line: Array, out: Array) -> Array:

@@ -68,12 +68,12 @@ def enumerate_paths(
     lengths: Sequence[float],
     leaves_image: Sequence[bool],
     horizon: float,
-) -> list[tuple[tuple[int, ...], str]] | None:
+) -> list[tuple[tuple[int, ...], str]]:
     """Every way ahead from lane ``start`` by depth-first search, no lane entered twice on one path.
 
     Returns (lanes, why it ended): ``"edge"`` in a lane that leaves the image, ``"horizon"`` after ``horizon``
     metres, ``"leaf"`` at a lane without successors, ``"loop"`` where every successor is already on the path.
-    ``lengths[start]`` counts from the ego. None when more than EXPANSIONS lanes would be entered.
+    ``lengths[start]`` counts from the ego. Nothing when more than EXPANSIONS lanes would be entered.
     """
     found: list[tuple[tuple[int, ...], str]] = []
     stack: list[tuple[tuple[int, ...], float]] = [((start,), 0.0)]
@@ -94,7 +94,7 @@ def enumerate_paths(
             if not onward:
                 found.append((path, "loop"))
             stack.extend((p, after) for p in reversed(onward))
-    return None
+    return []
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ def _look_ahead(road: Roads, lane: int, offsets: Array, seen: _View, cut: bool) 
         outside[:behind] = False
         leaves = np.logical_or.reduceat(outside, ahead.starts[:-1]).tolist()
         lengths = [ahead.lengths[0] - offset, *ahead.lengths[1:]]
-        found = enumerate_paths(0, ahead.successors, lengths, leaves, HORIZON * max(seen.reach, 1.0)) or []
+        found = enumerate_paths(0, ahead.successors, lengths, leaves, HORIZON * max(seen.reach, 1.0))
         ways = [lanes for lanes, end in found if end != "loop"]
         if any(end == "leaf" for _, end in found) or len(ways) <= len(best[1]):
             continue

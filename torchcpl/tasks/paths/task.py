@@ -210,11 +210,10 @@ class PathsModel(SelectionModel):
         )
         return Prediction(selection, _gather(points, selection.indices))
 
-    def answers(self, inputs: Tensor, count: int, temperature: float = 1.0) -> Answers:
+    def answers(self, inputs: Tensor, count: int) -> Answers:
         """Up to ``count`` paths, more than NEAR px apart, each with the probability of what is so near it.
 
-        Half of the DRAWN paths are from the images (B, 256, 256), half from their mirror images; ``temperature`` is
-        that of `tempered`.
+        Half of the DRAWN paths are from the images (B, 256, 256), half from their mirror images.
         """
         half = len(inputs)
         points, lengths, weight = self._drawn(torch.cat([inputs, inputs.flip(-2)]), DRAWN // 2)  # of 2·B images
@@ -227,7 +226,7 @@ class PathsModel(SelectionModel):
         chosen, probability = cover(near, weight / 2, min(count, weight.shape[1]))
         points = points.take_along_dim(chosen[..., None, None], 1)
         lengths = lengths.gather(1, chosen).masked_fill(probability == 0, 0)
-        return Answers(points, lengths, tempered(probability, temperature))
+        return Answers(points, lengths, probability)
 
     def _drawn(self, inputs: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Paths with their weights, which add up to 1: points (B, K, T, 2), lengths and weights (B, K)."""
@@ -295,14 +294,12 @@ def load_source(config: PathsConfig, *, varied: bool = False) -> Scenes:
     """
     if config.source.endswith(".npz"):
         return load_scenes(config.source)
-    if config.source == "procedural":
-        maps = [procedural_map(seed=config.scenes_seed)]
-    else:
-        if not Path(config.source).exists():
-            raise ValueError(
-                f"source = {config.source!r}: expected procedural, a lane map, a folder of them, or a .npz of scenes"
-            )
-        maps = load_maps(config.source)
+    made_up = config.source == "procedural"
+    if not made_up and not Path(config.source).exists():
+        raise ValueError(
+            f"source = {config.source!r}: expected procedural, a lane map, a folder of them, or a .npz of scenes"
+        )
+    maps = [procedural_map(seed=config.scenes_seed)] if made_up else load_maps(config.source)
     if varied:
         maps = [*maps, *(graph.reversed() for graph in maps)]
     shown = multiprocessing.parent_process() is None  # one process shows its progress
@@ -347,11 +344,11 @@ class PathsTask:
     @cached_property
     def train(self) -> SceneSet:
         """The scenes trained on; a task that only reports never reads them."""
-        seen = [self.scenes.select(self.parts.train)]
+        seen = self.scenes.select(self.parts.train)
         if self.config.extra:
             more = load_source(override(self.config, source=self.config.extra), varied=True)
-            seen.append(more.select(unseen(more, self.scenes, self.parts, self.config.split)))
-        return SceneSet(joined(seen) if len(seen) > 1 else seen[0], self.device)
+            seen = joined([seen, more.select(unseen(more, self.scenes, self.parts, self.config.split))])
+        return SceneSet(seen, self.device)
 
     @property
     def steps_per_epoch(self) -> int:

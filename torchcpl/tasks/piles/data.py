@@ -273,7 +273,8 @@ def round_clouds(labels: Tensor, rng: np.random.Generator, generator: torch.Gene
     size = (0.2 * torch.randn(batch, most, 1, generator=generator, device=labels.device)).exp()
     noise = torch.randn(batch, n, width, generator=generator, device=labels.device)
     of = labels.clamp(min=0).unsqueeze(-1)
-    return centres.gather(1, of.expand_as(noise)) + size.gather(1, of) * noise
+    x: Tensor = centres.gather(1, of.expand_as(noise)) + size.gather(1, of) * noise
+    return x
 
 
 def invented(labels: Tensor, rng: np.random.Generator, generator: torch.Generator) -> Tensor:

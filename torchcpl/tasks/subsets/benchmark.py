@@ -83,10 +83,14 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
         "pointer, distances too": {"method": "pointer", "distances": "also"},
     }
 
+    def features(self, config: SubsetsConfig) -> Features:
+        """The features of a configuration, read once for the same files."""
+        images = Path(config.source).parent / "test_images.npz"
+        files = stamp(config.source, images, *filter(None, [config.weights]))
+        return _features(config.source, config.root, config.weights, str(device_of(config)), files)
+
     def make_task(self, config: SubsetsConfig) -> SubsetsTask:
-        weights = [config.weights] if config.weights else []  # an empty name would be the working directory
-        files = stamp(config.source, Path(config.source).with_name("test_images.npz"), *weights)
-        return SubsetsTask(config, _features(config.source, config.root, config.weights, str(device_of(config)), files))
+        return SubsetsTask(config, self.features(config))
 
     def build(self, config: SubsetsConfig, weights: Mapping[str, Tensor]) -> SubsetsModel:
         return SubsetsModel(config, torch.zeros(2, weights["shift"].numel() if "shift" in weights else 1))
@@ -113,7 +117,7 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
         return path.parent.name + "/" + path.name if path.suffix == ".npz" else config.source
 
     def published(self, config: SubsetsConfig) -> Sequence[Row]:
-        cifar = "aquarium_fish" in self.make_task(here(config)).features.class_names
+        cifar = "aquarium_fish" in self.features(here(config)).class_names
         return PUBLISHED if cifar and config.split == "items" else []
 
     def suffix(self, config: SubsetsConfig) -> str:
@@ -128,34 +132,33 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
         seeds = sorted({run.config.seed for run in runs})
         columns = summarise([task.evaluate_kmeans(task.reported, seed) for seed in seeds])
         bags = task.examples(1, timing.TIMED)
-        mean, deviation = timing.clock([partial(kmeans, b.features, b.mask, (b.target >= 0).sum(-1)) for b in bags])
-        return [{"method": REFERENCE, "rule": None, "reference": True, **columns, "ms": mean, "ms_std": deviation}]
+        times = timing.clock([partial(kmeans, b.features, b.mask, (b.target >= 0).sum(-1)) for b in bags])
+        return [{"method": REFERENCE, "rule": None, "reference": True, **columns, **times}]
 
     def notes(self, config: SubsetsConfig) -> list[str]:
-        task = self.make_task(here(config))
-        labels, bags = task.features.test_labels, config.validation_bags
+        bags = config.validation_bags
         said = [f"{bags} bags of test items. Trained on one random member of each class, never on the classes."]
         if config.split == "classes":
-            seen = len(task.sampler.labels.unique())
-            said.append(f"Reported on {len(labels.unique())} classes that training never sees; {seen} are trained on.")
+            task = self.make_task(here(config))
+            seen, unseen = (len(labels.unique()) for labels in (task.sampler.labels, task.features.test_labels))
+            said.append(f"Reported on {unseen} classes that training never sees; {seen} are trained on.")
         if config.held_out:
             said.append(f"{config.held_out:.0%} of the training {config.split} set aside.")
         return said
 
     def remarks(self, scores: Row) -> list[str]:
-        return (
-            [f"Probability of a set that covers all classes: {scores['covering']:.3f}."] if "covering" in scores else []
-        )
+        if "covering" not in scores:
+            return []
+        return [f"Probability of a set that covers all classes: {scores['covering']:.3f}."]
 
     def panels(self, runs: Sequence[Run[SubsetsConfig]], table: Table) -> list[Panel]:
         restored = {method: self.restore(run) for method, run in self.first_runs(runs).items()}
-        found: list[Panel] = []
-        if "cpl" in restored:
-            found += figures.bag_panels(*restored["cpl"])
-        reference = next((row for row in table.rows if row["method"] == REFERENCE), None)
+        found = figures.bag_panels(*restored["cpl"]) if "cpl" in restored else []
         stepwise = {METHODS[method]: restored[method] for method in ("pointer", "cpl") if method in restored}
-        reliability = [figures.reliability_panel(stepwise)] if stepwise else []
-        return [*found, *reliability, figures.trade_panel(restored, reference)]
+        if stepwise:
+            found.append(figures.reliability_panel(stepwise))
+        reference = next((row for row in table.rows if row["method"] == REFERENCE), None)
+        return [*found, figures.trade_panel(restored, reference)]
 
     def explorer(self, run: Run[SubsetsConfig]) -> Explorer:
         return figures.bag_explorer(*self.restore(run))
@@ -164,13 +167,12 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
         rows = {row["method"]: row for row in table.rows}  # of several rules, the last
         if METHODS["cpl"] not in rows or len(rows) < 2:
             return []
-        cpl, score = rows.pop(METHODS["cpl"]), table.columns[3]
+        cpl, score = rows[METHODS["cpl"]], self.score("clu_f1")
         parallel = [rows[name] for name in (REFERENCE, METHODS["threshold"], METHODS["hungarian"]) if name in rows]
         others = ", ".join(f"{row['method']} {score.cell(row)}" for row in parallel)
         said = [f"CPL reaches a CluF1 of {score.cell(cpl)}; {others}."]
-        pointer = rows.get(METHODS["pointer"])
-        if pointer:
-            said.append(against_pointer(pointer, cpl, score))
+        if METHODS["pointer"] in rows:
+            said.append(against_pointer(rows[METHODS["pointer"]], cpl, score))
         count = f"{cpl['card_err']:.2f}"
         said.append(f"CPL's number of picks is off by {count} on average; it is not told how many classes there are.")
         return said

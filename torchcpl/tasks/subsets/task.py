@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -24,17 +23,12 @@ from torchcpl.metrics import cluster_scores
 from torchcpl.potentials import Selection
 from torchcpl.selectors import Hungarian, Method, PointerHead, Stepwise, Threshold, kmeans
 from torchcpl.selectors.stepwise import STOP_RULES, fit_stop, stop_log_odds
-from torchcpl.tasks.base import SelectionModel
+from torchcpl.tasks.base import SelectionModel, first_batches
 from torchcpl.tasks.subsets.bags import BagProtocol, Bags, BagSampler, fixed_bags
 from torchcpl.tasks.subsets.data import Features, split_classes, split_rows
 from torchcpl.train import device_of
 
-METHODS = {
-    "threshold": "BCE",
-    "hungarian": "Hungarian",
-    "pointer": "Pointer (AR)",
-    "cpl": "CPL",
-}  # in the tables' order
+METHODS = {"threshold": "BCE", "hungarian": "Hungarian", "pointer": "Pointer (AR)", "cpl": "CPL"}  # in tables' order
 REFERENCE = "k-Means (oracle k)"
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
 SPLITS = ("items", "classes")
@@ -144,9 +138,8 @@ class SubsetsModel(SelectionModel):
             share = self.config.input_mix * torch.rand(features.shape[:2], device=features.device).unsqueeze(-1)
             features = features.lerp(features.roll(1, 1), share)  # the order within a bag is random already
         scaled = (features - self.shift) / self.scale
-        items: Tensor | None = (
-            None if self.input is None else self.input(scaled if self.config.standardise else features)
-        )
+        entered = scaled if self.config.standardise else features
+        items: Tensor | None = None if self.input is None else self.input(entered)
         if self.distances is None:
             encoded: Tensor = self.encoder(items, inputs.mask)
             return encoded
@@ -185,9 +178,8 @@ def build_method(config: SubsetsConfig) -> Method:
             max_len=config.max_len, cache=config.pointer_cache, projection_layers=config.projection_layers,
         )  # fmt: skip
         return stepwise(decoder)
-    if config.method == "threshold":
-        return Threshold(config.dim, config.hidden, dropout=config.dropout)
-    return Hungarian(config.dim, config.hidden, dropout=config.dropout)
+    parallel = Threshold if config.method == "threshold" else Hungarian
+    return parallel(config.dim, config.hidden, dropout=config.dropout)
 
 
 class SubsetsTask:
@@ -230,10 +222,12 @@ class SubsetsTask:
 
     def build(self) -> SubsetsModel:
         sizes = self.sampler.labels.unique(return_counts=True)[1]
-        for name, most in (("max_classes", len(sizes)), ("max_per_class", int(sizes.max()))):
+        for name, most, what in (
+            ("max_classes", len(sizes), "the number of classes"),
+            ("max_per_class", int(sizes.max()), "the size of the largest class"),
+        ):
             asked = getattr(self.config, name)
             if asked > most:
-                what = "the number of classes" if name == "max_classes" else "the size of the largest class"
                 raise ValueError(f"{name}: expected at most {most}, {what} to train on, got {asked}")
         return SubsetsModel(self.config, self.sampler.features.cpu())
 
@@ -318,10 +312,7 @@ class SubsetsTask:
 
     def examples(self, batch: int, limit: int) -> list[Bags]:
         """The first reported bags, ``batch`` at a time, up to ``limit`` times."""
-        limit = min(limit, len(self.reported) // batch)
-        if not limit:
-            raise ValueError(f"batch: expected at most {len(self.reported)}, the run's validation_bags, got {batch}")
-        return list(itertools.islice(self.reported.split(batch), limit))
+        return first_batches(self.reported, batch, limit, "the run's validation_bags")
 
     def evaluate_kmeans(self, bags: Bags, seed: int = 0) -> dict[str, float]:
         """The reference: k-Means on the frozen features, given the number of classes of each bag."""
