@@ -218,6 +218,18 @@ def piles() -> str:
     return Table("", columns, [*rows, {"set": "mean", **mean}]).markdown().rstrip()
 
 
+def any_composition() -> str:
+    """Bags whose size does not tell how many classes they hold: those who are not told."""
+    found = read_json(ROOT / "results" / "select-peers.json")["any"]
+    methods = list(next(iter(found.values())))
+    columns = [Column("bags", "CluF1 (error of the count)")] + [Column(method, method) for method in methods]
+    rows = [
+        {"bags": bags, **{method: f"{row['clu_f1']:.2f} ({row['card_err']:.1f})" for method, row in by_method.items()}}
+        for bags, by_method in found.items()
+    ]
+    return Table("", tuple(columns), rows).markdown().rstrip()
+
+
 def peers() -> dict[str, str]:
     """What others pick: from bags, from a whole test set, and from ever more rows."""
     found = read_json(ROOT / "results" / "select-peers.json")
@@ -257,7 +269,7 @@ def peers() -> dict[str, str]:
 
 def stop_reliability() -> bytes:
     """How often P(stop) was right, drawn."""
-    found = read_json(ROOT / "results" / "piles.json")["reliability"]
+    found = read_json(ROOT / "results" / "piles-shipped.json")["reliability"]
     said, right = (np.array([row[key] for row in found]) for key in ("said", "right"))
     figure = plots.reliability({"the stop": {"select": (said, right)}}, {"select": plots.PALETTE[0]})
     return plots.render(figure, "svg")

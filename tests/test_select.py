@@ -13,7 +13,6 @@ import torch
 
 import torchcpl as cpl
 from torchcpl.cli import main
-from torchcpl.encoders.distances import distances
 from torchcpl.interactions import DenseCoverage
 from torchcpl.reduce import Rows, neighbours, pivots, reduce, spectral
 from torchcpl.select import apportion, assign, greedy_to_median, load_model, save_model, shipped
@@ -458,15 +457,3 @@ def test_masked_arrays_are_refused(n: int) -> None:
         cpl.select(x)
     with pytest.raises(ValueError, match="weights: expected an array without a mask"):
         cpl.select(x.data, weights=x[:, 0])
-
-
-def test_the_stop_is_the_same_however_many_picks_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    for groups in (1, 4, 30):
-        centres = 3 * rng.normal(size=(groups, 16))
-        d = distances(torch.tensor(np.repeat(centres, 120 // groups, 0) + rng.normal(size=(120, 16))).unsqueeze(0))
-        with torch.no_grad():
-            few = shipped("cpu")(d).stop
-            monkeypatch.setattr("torchcpl.encoders.distances.FEW_GROUPS", 100)
-            torch.testing.assert_close(few, shipped("cpu")(d).stop, atol=1e-4, rtol=0)
-        monkeypatch.undo()

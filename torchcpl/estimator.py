@@ -138,7 +138,6 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         wanted = [_rows(pick, len(one), i) for i, (pick, one) in enumerate(zip(picks, d, strict=True))]
         model = copy.deepcopy(shipped("cpu"))
         model.train().requires_grad_(True)
-        model.prior_weight.zero_()  # bags of one's own are no unseen kind of data
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.lr)
         generator = torch.Generator().manual_seed(self._seed())
         for _ in range(self.epochs):

@@ -15,21 +15,19 @@ from torchcpl.encoders.distances import (
     both_ends,
     distance_features,
     distances,
-    greedy_hazard,
-    posterior_shift,
     square,
     upper,
 )
 from torchcpl.interactions import DenseCoverage
 from torchcpl.potentials import Potentials
 from torchcpl.predict import load
-from torchcpl.select import greedy_to_median, load_model, save_model
 from torchcpl.tasks.piles.data import Mixture, digits, draw_rows, fixed_bags, load_sets, protocol_labels
 from torchcpl.tasks.piles.task import (
     PilesConfig,
     PilesTask,
     count_classes,
     cover_nll,
+    greedy_hazard,
     own_orders,
     pair_loss,
     random_orders,
@@ -109,18 +107,11 @@ def test_bags_not_seen_leave_no_trace_in_the_loss() -> None:
     batch = {"nodes": nodes, "edges": edges, "labels": labels, "seen": torch.tensor([True, False, True])}
     for other in (labels[1], torch.zeros_like(labels[1])):
         labels[1] = other
-        found = {name: model(batch)[name] for name in ("pairs", "prior")}
+        found = {name: model(batch)[name] for name in ("pairs", "count")}
         rows = torch.tensor([0, 2])
         alone = model({name: part[rows] for name, part in batch.items()})
         for name, one in found.items():
             torch.testing.assert_close(one, alone[name])
-
-
-def counts(hazard: torch.Tensor) -> torch.Tensor:
-    """(B, T) the probabilities of 1, 2, … picks from the logits of P(stop) after each, by the definition."""
-    stop = hazard.sigmoid().index_fill(1, torch.tensor([hazard.shape[1] - 1]), 1.0)
-    going_on = torch.cat([torch.ones_like(stop[:, :1]), (1 - stop).cumprod(1)[:, :-1]], 1)
-    return going_on * stop
 
 
 def test_the_hazard_is_the_probability_of_stopping() -> None:
@@ -134,51 +125,6 @@ def test_the_hazard_is_the_probability_of_stopping() -> None:
             left = [j for j in range(5) if j not in chosen]
             weight = sum(math.exp(pot.unary[b, j]) / (1 + float(cover[j, chosen].exp().sum())) for j in left)
             assert float(hazard[b, t - 1]) == pytest.approx(stop - math.log(weight), abs=1e-5)
-
-
-def test_the_prior_moves_the_count_towards_its_own() -> None:
-    hazard = torch.tensor([[-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0]]).double()
-    prior = torch.full((1, 9), -9.0).double()
-    prior[0, 1] = 0.0  # two groups
-    prior = prior.log_softmax(-1)
-    assert posterior_shift(hazard, prior, 0.0).abs().item() < 1e-6
-    medians = []
-    for weight in (0.0, 0.2, 0.5, 1.0):
-        shift = posterior_shift(hazard, prior, weight)
-        posterior = (counts(hazard).log() + weight * prior[:, :8]).softmax(-1)
-        wanted = int((posterior.cumsum(1) < 0.5).sum()) + 1
-        below = counts(hazard + shift.unsqueeze(1)).cumsum(1)
-        expected = posterior.cumsum(1)
-        both = slice(wanted - 2, wanted) if wanted > 1 else slice(0, 1)
-        assert below[0, both].sum().item() == pytest.approx(expected[0, both].sum().item(), abs=1e-3)
-        medians.append(int(shifted_length(hazard + shift.unsqueeze(1), 0.0)))
-    assert medians == sorted(medians, reverse=True)
-    assert medians[-1] == 2 < medians[0]
-    sure = torch.tensor([[-40.0, -40.0, -40.0, 40.0, 40.0]]).double()  # what is certain stays
-    assert posterior_shift(sure, prior, 0.5).abs().item() < 1e-2
-
-
-def test_the_prior_moves_the_stop_in_evaluation_alone(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = DistanceModel(16, 2, 2, 8)
-    d = distances(torch.randn(2, 9, 3))
-    model.prior_weight.fill_(0.3)
-    with torch.no_grad():
-        plain, moved = model.train()(d), model.eval()(d)
-        shift = posterior_shift(greedy_hazard(plain, 9)[1], model.log_prior(torch.ones(2, 9, dtype=torch.bool)), 0.3)
-    torch.testing.assert_close(moved.stop, plain.stop + shift.float())
-    assert torch.equal(moved.unary, plain.unary)
-    lengths = shifted_length(greedy_hazard(moved, 9)[1], 0.0)
-    assert greedy_to_median(moved, least=1).lengths.tolist() == lengths.tolist()
-    prior = model.log_prior(torch.tensor([[True, False, False], [True, True, True]])).exp()
-    torch.testing.assert_close(prior.sum(1), torch.ones(2))
-    assert prior[0, 0] == 1
-    save_model(tmp_path / "m.safetensors", model)
-    assert float(load_model(tmp_path / "m.safetensors")[0].prior_weight) == pytest.approx(0.3, abs=1e-3)
-    del model.prior
-    save_model(tmp_path / "old.safetensors", model)
-    with pytest.raises(RuntimeError, match="prior"):
-        load_model(tmp_path / "old.safetensors")
 
 
 def test_bags_follow_the_protocol_and_hold_no_row_twice() -> None:
@@ -247,9 +193,9 @@ def test_without_a_gradient_the_potentials_are_the_same(n: int) -> None:
     torch.nn.init.normal_(model.ends.weight)
     mask = torch.arange(n).expand(3, n) < torch.tensor([[n], [max(1, n - 1)], [max(1, n // 2)]])
     given = (*distance_features(distances(torch.randn(3, n, 4)), mask), mask)
-    kept = model.potentials(*given)
+    kept = model.judge(*given)[0]
     with torch.no_grad():
-        quick = model.potentials(*given)
+        quick = model.judge(*given)[0]
     real = mask.unsqueeze(1) & mask.unsqueeze(2)
     pairs = (kept.unary[mask], quick.unary[mask]), (kept.stop, quick.stop)
     cover = (kept.interaction.cover[real], quick.interaction.cover[real])  # type: ignore[attr-defined]

@@ -9,17 +9,12 @@ permuted and when the vectors are rotated, shifted or scaled.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcpl.checks import readable
-from torchcpl.constraints import Rules
-from torchcpl.decoding.greedy import greedy
-from torchcpl.functional import prefix_logits
 from torchcpl.interactions import DenseCoverage
 from torchcpl.interactions.base import without_autocast
 from torchcpl.potentials import Potentials
@@ -30,8 +25,6 @@ NEIGHBOURS = (1, 2, 3, 5, 8, 12, 20, 40)  # whose distances a node knows
 KERNELS = 4
 EDGE_FEATURES = 7 + KERNELS * len(WALKS)  # and one for each ridge
 NODE_FEATURES = len(NEIGHBOURS) + 2 + KERNELS * (1 + 2 * len(WALKS)) + 1  # and two for each ridge
-MOST_GROUPS, LARGEST = 100, 400  # of the piles in training, which the prior knows
-FEW_GROUPS, NEVER = 24, -20.0  # enough where the log-probability of more is below this
 TINY = 1e-6
 CHUNK = 6400  # pairs
 
@@ -371,10 +364,6 @@ class DistanceModel(nn.Module):
     from the nodes, how far pick i covers j from the pair and a term of each end. The stop starts at −slope·k + offset
     and every pick adds slope and a term of its own, never less than nothing, with k, the number of groups, guessed from
     all nodes together.
-
-    The size N of a pile alone says something about the number of groups: p(k | N), the prior. A model is too sure of
-    itself on kinds of data that it never saw, so that in evaluation the prior counts once more, to the power of
-    ``prior_weight`` (`posterior_shift`); in training that is 0.
     """
 
     precise = True  # stays in float32: rounding of scores changes picks
@@ -396,11 +385,6 @@ class DistanceModel(nn.Module):
         self.same = nn.Linear(edge, 1)  # the logit of being of one group
         self.cover = nn.Parameter(torch.tensor([2.0, 0.0]))  # its scale and offset in c
         self.count = nn.Sequential(nn.Linear(2 * dim, dim), nn.GELU(), nn.Linear(dim, 3))  # log k, slope, offset
-        self.prior = nn.Sequential(
-            nn.Linear(2, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, MOST_GROUPS)
-        )
-        self.prior_weight: Tensor
-        self.register_buffer("prior_weight", torch.zeros(()))
         nn.init.zeros_(self.ends.weight)
         nn.init.zeros_(self.ends.bias)
 
@@ -408,23 +392,7 @@ class DistanceModel(nn.Module):
         """Distances ``d`` (B, N, N), ``mask`` (B, N) True = real."""
         if mask is None:
             mask = torch.ones(d.shape[:2], dtype=torch.bool, device=d.device)
-        return self.potentials(*distance_features(d, mask), mask)
-
-    def potentials(self, nodes: Tensor, edges: Tensor, mask: Tensor) -> Potentials:
-        """From ``distance_features``."""
-        pot = self.judge(nodes, edges, mask)[0]
-        if self.training:
-            return pot
-        shift = posterior_shift(_hazard(pot), self.log_prior(mask), self.prior_weight)
-        return replace(pot, stop=pot.stop + shift.to(pot.stop))
-
-    def log_prior(self, mask: Tensor) -> Tensor:
-        """log p(k | N) (B, MOST_GROUPS) of k = 1, 2, … groups in piles with ``mask`` (B, N)."""
-        with without_autocast(mask):
-            size = mask.sum(-1, keepdim=True).clamp(1, LARGEST)  # (B, 1)
-            logits: Tensor = self.prior(torch.cat([size.log() / 3 - 1, size / 100 - 1], -1))
-            too_many = torch.arange(1, MOST_GROUPS + 1, device=mask.device) > size
-            return logits.masked_fill(too_many, -1e4).log_softmax(-1)
+        return self.judge(*distance_features(d, mask), mask)[0]
 
     def judge(self, nodes: Tensor, edges: Tensor, mask: Tensor) -> tuple[Potentials, list[Tensor], Tensor]:
         """Potentials, after every update of the pairs the logits (B, P) of being of one group, and log k (B,).
@@ -475,55 +443,3 @@ class DistanceModel(nn.Module):
             assert isinstance(update, _EdgeUpdate)
             update.in_place(h, e, mask, pairs)
         return h, [torch.cat([_mixed(self.same, _normed(self.edge_norm, part)) for part in e], 2).squeeze(1)]
-
-
-@torch.no_grad()
-def greedy_hazard(pot: Potentials, most: int) -> tuple[Tensor, Tensor]:
-    """Up to ``most`` greedy picks (B, T) without a stop, and the logit of P(stop) after each (B, T).
-
-    Greedy picks do not depend on where one stops, so every answer is a prefix.
-    """
-    picks = greedy(replace(pot, stop=torch.full_like(pot.stop, -1e4)), most).indices
-    logits = prefix_logits(pot, picks.unsqueeze(1), Rules(pot))[:, 0, 1:].double()  # (B, T, N+1)
-    return picks, (logits[..., -1] - logits[..., :-1].logsumexp(-1)).clamp(-50, 50)
-
-
-def _hazard(pot: Potentials) -> Tensor:
-    """That of `greedy_hazard` (B, T) for as many picks as there may be."""
-    if pot.unary.device.type == "cpu" and readable():
-        hazard = greedy_hazard(pot, FEW_GROUPS)[1]
-        if bool((F.logsigmoid(-hazard).sum(1) < NEVER).all()):
-            return hazard
-    return greedy_hazard(pot, MOST_GROUPS)[1]
-
-
-@torch.no_grad()
-def posterior_shift(hazard: Tensor, prior: Tensor, weight: Tensor | float) -> Tensor:
-    """(B,) what to add to the stop, so that the number of picks follows the posterior q(k)·p(k)^weight.
-
-    q is the distribution of the number of greedy picks, at least one, with ``hazard`` (B, T) the logit of P(stop) after
-    each; log p is the ``prior`` (B, K). With the median m of the posterior, P(k ≥ m) + P(k > m) are the same
-    afterwards: a single number, so that the order of the picks does not matter.
-    """
-    last = hazard.new_full((len(hazard), 1), torch.inf)  # no more than T picks
-
-    def survival(shift: Tensor) -> Tensor:
-        """log P(k > t) (B, S, T+1), t from 0 to T, with each ``shift`` (B, S)."""
-        ends = torch.cat([hazard[:, :-1], last], 1).unsqueeze(1) + shift.unsqueeze(-1)
-        return F.pad(F.logsigmoid(-ends).cumsum(2), (1, 0))
-
-    before = survival(torch.zeros_like(last))[:, 0, :-1]  # (B, T) log P(k ≥ t), t from 1
-    q = before + F.logsigmoid(torch.cat([hazard[:, :-1], last], 1))  # (B, T) log P(k = t)
-    posterior = (q + weight * prior[:, : q.shape[1]]).softmax(-1)
-    cdf = F.pad(posterior.cumsum(1), (1, 0))  # (B, T+1)
-    below = (cdf[:, 1:-1] < 0.5).sum(1, keepdim=True)  # (B, 1) m − 1
-    around = torch.cat([below, below + 1], 1)
-    wanted = (1 - cdf.gather(1, around)).sum(1, keepdim=True)
-    low, step = torch.full_like(wanted, -30.0), 60.0
-    for _ in range(5):  # the 64 parts of an interval at once: the next is the part where the sum falls below
-        step = step / 64
-        shift = low + step * torch.arange(1, 64, device=low.device)  # (B, 63)
-        found = survival(shift).exp().gather(2, around.unsqueeze(1).expand(-1, 63, -1)).sum(2)
-        # Where the model is so sure that many shifts would do, the term in the shift itself finds the smallest.
-        low = low + step * (found - 1e-4 * shift > wanted).sum(1, keepdim=True)
-    return (low + step).squeeze(1)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcpl.encoders.distances import MOST_GROUPS, distances
+from torchcpl.encoders.distances import distances
 
-MOST = 40  # classes in a bag of up to 160 items
+MOST, MOST_GROUPS = 40, 100  # classes in a bag of up to 160 items, and in any
 PRIMES = (10007, 10037, 10061, 10079, 10093, 10111, 10133, 10151, 10169, 10181, 10211, 10243)
 FEWEST = 12  # members of a class in a bag, before it is cut
 SPLIT_FROM = 20  # sets with at least this many classes keep 30 % of them for tests

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from torchcpl.config import TrainConfig, option
 from torchcpl.constraints import Rules
-from torchcpl.encoders.distances import MOST_GROUPS, DistanceModel, distance_features, greedy_hazard
+from torchcpl.decoding.greedy import greedy
+from torchcpl.encoders.distances import DistanceModel, distance_features
 from torchcpl.functional import logsumexp, prefix_logits
 from torchcpl.metrics import cluster_scores
 from torchcpl.potentials import Potentials, Selection, picked_mask
@@ -22,6 +23,7 @@ from torchcpl.select import greedy_to_median, median_length
 from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.piles.data import (
     FEWEST,
+    MOST_GROUPS,
     Bags,
     Mixture,
     Rows,
@@ -159,12 +161,11 @@ class PilesModel(SelectionModel):
             "own": cover_nll(pot, labels, own_orders(pot, OWN_STEPS, (0.0, 0.5)), BEYOND),
             "pairs": torch.stack([pair_loss(logits, labels) for logits in same]).mean(0),
             "count": F.smooth_l1_loss(log_k, k.log(), beta=0.3, reduction="none"),
-            "prior": F.nll_loss(self.net.log_prior(mask), k - 1, reduction="none"),
         }
         seen = batch.get("seen", mask.any(-1))
         found = {name: (one * seen).sum() / seen.sum().clamp(min=1) for name, one in by_bag.items()}
         pick = (found["taught"] + found["own"]) / 2
-        loss = pick + self.pair_weight * found["pairs"] + self.count_weight * found["count"] + found["prior"]
+        loss = pick + self.pair_weight * found["pairs"] + self.count_weight * found["count"]
         return {"loss": loss, **found}
 
     def encode(self, inputs: Bags) -> Potentials:
@@ -318,6 +319,17 @@ class PilesTask:
                     key: float(torch.cat([r[key] for r in rows[knob]]).mean()) for key in rows[knob][0]
                 }
         return found
+
+
+@torch.no_grad()
+def greedy_hazard(pot: Potentials, most: int) -> tuple[Tensor, Tensor]:
+    """Up to ``most`` greedy picks (B, T) without a stop, and the logit of P(stop) after each (B, T).
+
+    Greedy picks do not depend on where one stops, so every answer is a prefix.
+    """
+    picks = greedy(replace(pot, stop=torch.full_like(pot.stop, -1e4)), most).indices
+    logits = prefix_logits(pot, picks.unsqueeze(1), Rules(pot))[:, 0, 1:].double()  # (B, T, N+1)
+    return picks, (logits[..., -1] - logits[..., :-1].logsumexp(-1)).clamp(-50, 50)
 
 
 def shifted_length(hazard: Tensor, shift: float) -> Tensor:
