@@ -127,7 +127,7 @@ class FoldsTask(PilesTask):
         hidden = [[float(name in one) for one in left_out] for name in self.sets]
         self.hidden = torch.tensor(hidden, device=self.device).view(len(self.sets), len(names))  # (S, F)
 
-    def build(self, pretrained: bool = True) -> Any:
+    def build(self) -> Any:
         folds = Folds(self.config, self.names)
         if self.init:
             for name, one in zip(self.names, folds.models, strict=True):

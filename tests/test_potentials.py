@@ -144,6 +144,8 @@ def test_tables_in_notebooks() -> None:
     assert cpl.greedy(pot, max_len=0)._repr_html_().count("nothing") == 8
     alone = cpl.Selection(torch.tensor([3, 1]), torch.tensor(2), torch.tensor(-1.5))
     assert "<td>3, 1</td>" in alone._repr_html_()
+    ruled_out = cpl.Potentials(torch.tensor([[1.0, -math.inf]]), torch.zeros(1), cpl.Dense(torch.zeros(1, 2, 2)))
+    assert "<td>2</td><td>0.00</td><td>0 (1.00)</td>" in ruled_out._repr_html_()
 
 
 def test_interactions_show_their_shapes() -> None:

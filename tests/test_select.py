@@ -262,6 +262,8 @@ def test_bad_files_are_one_line_and_exit_2(
         ("x.jsonl", b"\xff\n", "x.jsonl: cannot be read"),
         ("x.jsonl", b"[1]\n" + b"[" * 100_000 + b"\n", "x.jsonl: line 2: not JSON"),
         ("x.jsonl", b'{"a": [1]}\n{"b": [1]}\n', "line 2 differs"),
+        ("x.jsonl", b'{"a": [1]}\n\n{"b": [1]}\n', "line 3 differs"),
+        ("x.jsonl", b"[1]\n\n[1\n", "x.jsonl: line 3: not JSON"),
         ("x.parquet", b"PAR1", "x.parquet: not readable as Parquet"),
         ("x.npz", b"PK", "x.npz: not a readable"),
     ],

@@ -264,6 +264,8 @@ def test_the_pointers_sets_are_estimated_since_its_order_matters() -> None:
             assert abs(float(estimate[b] - exact)) < 4 * float(error[b])
     with pytest.raises(ValueError, match="got Pointer, which depends on their order"):
         cpl.subset_nll(pot, subset, exact=True)
+    assert cpl.set_log_prob(pot[:0], subset[:0])[0].shape == (0,)
+    assert cpl.next_probs(pot[:0], subset[:0]).shape == (0, 6)
 
 
 def test_at_least_as_many_as_asked_are_picked() -> None:

@@ -145,7 +145,7 @@ class Potentials:
         rows = []
         for unary, stop, mask in zip(self.unary[:SHOWN], self.stop, self.mask, strict=False):
             score, best = unary.detach().float().masked_fill(~mask, -torch.inf).topk(min(5, len(unary)))
-            highest = ", ".join(f"{i} ({score:.2f})" for i, score in zip(best, score, strict=True) if mask[i])
+            highest = ", ".join(f"{i} ({s:.2f})" for i, s in zip(best, score, strict=True) if s > -torch.inf)
             rows.append((int(mask.sum()), f"{stop:.2f}", highest))
         title = f"Potentials, {len(self)} × {self.num_candidates}, {type(self.interaction).__name__}"
         return html_table(title, ("candidates", "stop", "highest θ"), rows, len(self))

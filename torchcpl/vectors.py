@@ -144,14 +144,17 @@ def _is_number(cell: Any) -> bool:
 
 
 def _jsonl(path: Path) -> dict[str, list[Any]]:
-    lines = enumerate(read_text(path).split("\n"), 1)
-    records = [parse_json(line, f"{path}: line {number}") for number, line in lines if line.strip()]
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        record = parse_json(line, f"{path}: line {number}")
+        record = {"vector": record} if isinstance(record, list) else record
+        if not isinstance(record, dict) or (records and record.keys() != records[0].keys()):
+            raise ValueError(f"{path}: expected objects with the same keys in every line, line {number} differs")
+        records.append(record)
     if not records:
         raise ValueError(f"{path}: expected rows, got an empty file")
-    records = [{"vector": record} if isinstance(record, list) else record for record in records]
-    for number, record in enumerate(records, 1):
-        if not isinstance(record, dict) or record.keys() != records[0].keys():
-            raise ValueError(f"{path}: expected objects with the same keys in every line, line {number} differs")
     return {name: [record[name] for record in records] for name in records[0]}
 
 

@@ -285,6 +285,9 @@ def test_nuscenes_layers(tmp_path: Path) -> None:
     ((outline, hole),) = graph.areas
     assert outline.shape == (4, 2)
     np.testing.assert_array_equal(hole, [[5, 0], [6, 0], [6, 1]])
+    data = nuscenes_file()
+    data["road_divider"][0]["lane_divider_segments"] = [{"node_token": "n3", "segment_type": "SINGLE_SOLID_WHITE"}]
+    assert load_map(write(tmp_path / "city.json", data)).lines[0].kind == "road_divider"
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ class Pointer(Interaction):
         # Move the picks to the front, in order: the state is that of the prefix they form.
         front = (picks < 0).to(torch.int8).argsort(dim=-1, stable=True)
         (hidden,) = self.prefixes(picks.gather(-1, front))
-        per_pick = hidden.view(*picks.shape[:2], picks.shape[2] + 1, -1)
+        per_pick = hidden.view(*picks.shape[:2], picks.shape[2] + 1, hidden.shape[-1])
         length = (picks >= 0).sum(-1)[..., None, None].expand(-1, -1, 1, per_pick.shape[-1])
         return (per_pick.gather(2, length).squeeze(2),)
 

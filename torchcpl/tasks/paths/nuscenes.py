@@ -67,7 +67,7 @@ def read_nuscenes(data: Mapping[str, Any], name: str) -> LaneGraph:
             with about(f"{layer} {token!r}"):
                 line = _find(tables["line"], record["line_token"], "line")["node_tokens"]
                 if len(line) >= 2:  # a single node is not drawn
-                    kind = "lane_divider_solid" if _solid(record) else layer
+                    kind = "lane_divider_solid" if layer == "lane_divider" and _solid(record) else layer
                     lines.append(Line(kind, _nodes(tables, line, 2)))
     areas = []
     for token, record in tables["drivable_area"].items():

@@ -255,7 +255,7 @@ class PilesTask:
     def steps_per_epoch(self) -> int:
         return self.config.steps
 
-    def build(self, pretrained: bool = True) -> PilesModel:
+    def build(self) -> PilesModel:
         return PilesModel(self.config)
 
     def batch(self, step: int) -> dict[str, Tensor]:
