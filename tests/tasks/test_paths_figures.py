@@ -147,7 +147,7 @@ def test_a_decoding_is_what_the_model_does(scenes: Scenes) -> None:
     assert len(picks) > 2
     road = np.array([[(image != 0).any() for image in np.split(row, 32, 1)] for row in np.split(scenes.images[2], 32)])
     np.testing.assert_allclose(seen.points, prediction.points[0, : len(picks)], rtol=1e-5)
-    assert cells_of(torch.from_numpy(seen.points))[0].tolist() == picks
+    assert cells_of(torch.from_numpy(seen.points)).tolist() == picks
     assert seen.probabilities.shape == seen.added.shape == (len(picks) + 1, 32, 32)
     for t, pick in enumerate(picks):
         assert seen.probabilities[t].argmax() == pick

@@ -280,7 +280,7 @@ def test_nuscenes_layers(tmp_path: Path) -> None:
     assert graph.lanes["lane"].successors == ("turn",)  # "absent" is no lane of the file
     np.testing.assert_array_equal(graph.lanes["lane"].polygon, [[0, 2], [40, 2], [40, -2], [0, -2]])
     assert graph.lanes["turn"].polygon is None
-    assert [line.kind for line in graph.lines] == ["road_divider", "lane_divider_solid"]
+    assert [line.kind for line in graph.lines] == ["road_divider", "lane_divider"]
     np.testing.assert_array_equal(graph.lines[0].points, [[0, -2], [40, -2]])
     ((outline, hole),) = graph.areas
     assert outline.shape == (4, 2)

@@ -87,7 +87,7 @@ def test_a_target_is_one_of_the_scenes_paths_and_in_time_each(scenes: Scenes) ->
             matches = [k for k in range(int(made.train.counts[i])) if torch.equal(made.train.paths[i, k], path)]
             assert len(matches) == 1
             shown.setdefault(i, set()).update(matches)
-        cells, _ = cells_of(batch.path)
+        cells = cells_of(batch.path)
         for row in cells.tolist():
             real = [cell for cell in row if cell >= 0]
             assert len(set(real)) == len(real) > 1
@@ -194,7 +194,7 @@ def test_every_cell_sees_its_own_pixels_and_the_point_lies_in_the_cell(scenes: S
     model = made.build().eval()
     with torch.no_grad():
         points = model.points(model.encode(made.train.images[:2]))
-    cells, _ = cells_of(points)
+    cells = cells_of(points)
     assert torch.equal(cells, torch.arange(1024).expand(2, -1))
 
 
@@ -208,7 +208,7 @@ def test_offset_loss_by_hand(scenes: Scenes, method: str) -> None:
         found = model(batch)
         features = model.encode(batch.images)
         points = model.points(features)
-        target, _ = cells_of(batch.path)
+        target = cells_of(batch.path)
         cells = target
         if method == "hungarian":
             cells = model.method.assign(features, torch.ones(6, 1024).bool(), target, points, batch.path)
@@ -231,7 +231,7 @@ def test_the_selector_of_hypotheses_weighs_one(scenes: Scenes) -> None:
     assert isinstance(model.method, MultiHypothesis)
     batch = made.batch(0)
     everyone = torch.ones(6, 1024, dtype=torch.bool)
-    target, _ = cells_of(batch.path)
+    target = cells_of(batch.path)
     with torch.no_grad():
         found = model(batch)
         logits, choice = model.method.hypotheses(model.encode(batch.images), everyone)

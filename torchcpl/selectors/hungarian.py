@@ -65,7 +65,7 @@ def assignment(cost: Tensor, real: Tensor) -> Tensor:
         into[row, targets] = places[row, candidates]
 
     # The solver releases the GIL, so threads run in parallel.
-    list(_pool().map(solve, range(len(counts)), chunksize=16))
+    list(_pool().map(solve, range(len(counts))))
     return matched.to(cost.device)
 
 

@@ -52,16 +52,9 @@ class Stepwise(Method):
     """
 
     def __init__(
-        self,
-        head: nn.Module,
-        *,
-        ordered: bool,
-        permutations: int = 10,
-        early_stop_weight: float = 5.0,
-        stop_weight: float = 1.0,
-        stop_rule: str = "argmax",
-        min_len: int = 0,
-    ) -> None:
+        self, head: nn.Module, *, ordered: bool, permutations: int = 10, early_stop_weight: float = 5.0,
+        stop_weight: float = 1.0, stop_rule: str = "argmax", min_len: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
         check_choice("stop_rule", stop_rule, tuple(STOP_RULES))
         self.stop_rule = stop_rule

@@ -13,11 +13,9 @@ from torchcpl.tasks.paths.lanes import SPACING, Array, Lane, LaneGraph, Line, al
 
 LANE_TYPES = ("VEHICLE", "BUS", "BIKE")
 # Yellow separates opposite directions, white separates lanes; unpainted boundaries are not drawn.
-MARKS: dict[str, str | None] = {"NONE": None, "UNKNOWN": None, "SOLID_BLUE": "lane_divider_solid"}
-MARKS |= dict.fromkeys(("DASHED_WHITE", "DOUBLE_DASH_WHITE"), "lane_divider")
-for _paint in ("SOLID", "DOUBLE_SOLID", "DASH_SOLID", "SOLID_DASH"):
-    MARKS |= {f"{_paint}_WHITE": "lane_divider_solid", f"{_paint}_YELLOW": "road_divider"}
-MARKS |= dict.fromkeys(("DASHED_YELLOW", "DOUBLE_DASH_YELLOW"), "road_divider")
+MARKS: dict[str, str | None] = {"NONE": None, "UNKNOWN": None, "SOLID_BLUE": "lane_divider"}
+for _paint in ("SOLID", "DOUBLE_SOLID", "DASH_SOLID", "SOLID_DASH", "DASHED", "DOUBLE_DASH"):
+    MARKS |= {f"{_paint}_WHITE": "lane_divider", f"{_paint}_YELLOW": "road_divider"}
 
 _LANE = {
     "lane_type": str, "is_intersection": bool, "successors": [int], "left_lane_boundary": [dict],

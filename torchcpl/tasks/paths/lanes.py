@@ -18,7 +18,7 @@ from torchcpl.files import about
 Array: TypeAlias = npt.NDArray[np.float64]
 
 LANE_KINDS = ("lane", "connector")
-LINE_KINDS = ("road_divider", "lane_divider", "lane_divider_solid")
+LINE_KINDS = ("road_divider", "lane_divider", "lane_divider_solid")  # the last two are drawn alike
 FARTHEST = 1e7  # metres from the origin: coordinates of whole countries (UTM) stay below
 LONGEST = 1e5  # metres of one lane
 SPACING = 1.0  # metres between the points of a centreline that is computed, at most

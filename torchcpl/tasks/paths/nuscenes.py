@@ -30,7 +30,7 @@ SCHEMA = {
     "arcline_path_3": {str: [{"start_pose": list, "radius": NUMBER, "shape": str, "segment_length": [NUMBER]}]},
     "connectivity": {str: {"outgoing": [str]}},
     "road_divider?": [_DIVIDER],
-    "lane_divider?": [_DIVIDER | {"lane_divider_segments?": [dict]}],
+    "lane_divider?": [_DIVIDER],
     "drivable_area?": [_ROW | {"polygon_tokens": [str]}],
     "polygon?": [_ROW | {"exterior_node_tokens": [str], "holes": [{"node_tokens": [str]}]}],
     "line?": [_ROW | {"node_tokens": [str]}],
@@ -67,8 +67,7 @@ def read_nuscenes(data: Mapping[str, Any], name: str) -> LaneGraph:
             with about(f"{layer} {token!r}"):
                 line = _find(tables["line"], record["line_token"], "line")["node_tokens"]
                 if len(line) >= 2:  # a single node is not drawn
-                    kind = "lane_divider_solid" if layer == "lane_divider" and _solid(record) else layer
-                    lines.append(Line(kind, _nodes(tables, line, 2)))
+                    lines.append(Line(layer, _nodes(tables, line, 2)))
     areas = []
     for token, record in tables["drivable_area"].items():
         with about(f"drivable_area {token!r}"):
@@ -105,12 +104,6 @@ def _centerline(arcs: list[Mapping[str, Any]]) -> Array:
         with about(f"arcline_path_3[{i}]"):
             pieces.append(discretize(arc))
     return without_repeats(np.concatenate(pieces))  # where one arc ends the next begins
-
-
-def _solid(divider: Mapping[str, Any]) -> bool:
-    """Whether more of a lane divider's typed segments are solid than dashed."""
-    types = [str(segment.get("segment_type")) for segment in divider.get("lane_divider_segments", [])]
-    return sum("SOLID" in t for t in types) > sum("DASHED" in t for t in types)
 
 
 def _find(table: Mapping[str, Any], token: str, name: str) -> Any:

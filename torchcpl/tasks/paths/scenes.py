@@ -9,10 +9,11 @@ import io
 import math
 import multiprocessing
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +108,11 @@ def generate(
     check_count("count", count, 1)
     workers = (os.cpu_count() or 1 if count >= MANY else 1) if workers is None else workers
     check_count("workers", workers, 1)
-    roads = [Roads(graph) for graph in maps]
+    sample = partial(sample_scene, [Roads(graph) for graph in maps], seed, varied=varied)
     empty: dict[str, Any] = {name: np.zeros((count, *shape), dtype) for name, (shape, dtype, _) in FIELDS.items()}
     scenes = Scenes(**empty, maps=tuple(graph.name for graph in maps))
     scenes.paths[:] = -1
-    with closing(_made(roads, count, seed, workers, varied)) as made:
+    with closing(_made(sample, count, workers)) as made:
         for i, scene in zip(track(range(count), "scenes", progress), made, strict=True):
             scenes.images[i], scenes.map_index[i] = scene.image, scene.map_index
             scenes.poses[i], scenes.reach[i] = scene.pose, scene.reach
@@ -120,30 +121,29 @@ def generate(
     return scenes
 
 
-def _made(roads: Sequence[Roads], count: int, seed: int, workers: int, varied: bool) -> Generator[Scene, None, None]:
+def _made(sample: Callable[[int], Scene], count: int, workers: int) -> Generator[Scene, None, None]:
     """Scenes 0 … count−1 in order, from a pool of processes when ``workers`` > 1."""
     if workers == 1:
-        yield from (sample_scene(roads, seed, index, varied) for index in range(count))
+        yield from map(sample, range(count))
         return
     # Spawned, not forked: a fork of a process with threads can hang.
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, (roads, seed, varied))
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker, (sample,))
     try:
         yield from pool.map(_work, range(count), chunksize=16)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-_worker: tuple[Sequence[Roads], int, bool]  # the maps of a worker process
+_sample: Callable[[int], Scene]  # of a worker process, with the maps: they are sent to it once
 
 
-def _start_worker(roads: Sequence[Roads], seed: int, varied: bool) -> None:
-    global _worker
-    _worker = roads, seed, varied
+def _start_worker(sample: Callable[[int], Scene]) -> None:
+    global _sample
+    _sample = sample
 
 
 def _work(index: int) -> Scene:
-    roads, seed, varied = _worker
-    return sample_scene(roads, seed, index, varied)
+    return _sample(index)
 
 
 def save_scenes(scenes: Scenes, path: str | Path) -> None:
@@ -327,16 +327,14 @@ def apart(scenes: Scenes, others: Scenes) -> Ints:
 # On the device.
 
 
-def cells_of(paths: Tensor) -> tuple[Tensor, Tensor]:
-    """Cell number row·32 + column of every point, (...,) long, −1 where padded, and its offset in the cell in px.
+def cells_of(paths: Tensor) -> Tensor:
+    """Cell number row·32 + column of every point (..., 2), (...,) long, −1 where padded.
 
     >>> cells_of(torch.tensor([[9.5, 16.0], [-1.0, -1.0]]))
-    (tensor([65, -1]), tensor([[1.5000, 0.0000], [0.0000, 0.0000]]))
+    tensor([65, -1])
     """
-    real = paths[..., 0] >= 0
-    cells = torch.div(paths, CELL, rounding_mode="floor")
-    numbers = (cells[..., 1] * GRID + cells[..., 0]).long()
-    return torch.where(real, numbers, -1), torch.where(real[..., None], paths - cells * CELL, 0.0)
+    column, row = (paths // CELL).long().unbind(-1)
+    return torch.where(paths[..., 0] >= 0, row * GRID + column, -1)
 
 
 def flip(images: Tensor, paths: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:

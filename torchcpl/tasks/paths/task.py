@@ -189,8 +189,7 @@ class PathsModel(SelectionModel):
         return torch.add(self.corners, offset + 0.5 if self.matched else offset.sigmoid(), alpha=CELL)
 
     def forward(self, batch: PathBatch) -> dict[str, Tensor]:
-        target, _ = cells_of(batch.path)
-        features = self.encode(batch.images)
+        target, features = cells_of(batch.path), self.encode(batch.images)
         mask, points = self.every_cell(features), self.points(features)
         assigned = self.method.assign(features, mask, target, points.detach(), batch.path)
         selection = self.method.loss(features, mask, assigned)
