@@ -18,6 +18,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -35,10 +36,12 @@ from torchcpl.kernels import dispatch, greedy_triton, nll_triton, use
 from torchcpl.kernels.greedy_plan import plan
 from torchcpl.kernels.pairs import plain_pairs
 from torchcpl.provenance import run_info
+from torchcpl.tasks.benchmark import Restored
 from torchcpl.tasks.paths import task as paths_task
 from torchcpl.tasks.paths.task import PathBatch, PathsConfig, PathsModel
-from torchcpl.tasks.subsets.data import load_source
-from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel, SubsetsTask
+from torchcpl.tasks.subsets.benchmark import SubsetsBenchmark
+from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel
+from torchcpl.train import fit
 
 ROOT = Path(__file__).resolve().parents[1]
 MODE = "auto" if CUDA else "triton"  # in Triton's interpreter the kernels run only where they are asked for
@@ -304,37 +307,26 @@ def unsplit(whole: str, step: Work) -> Row:
 # Pairs of bfloat16 against TF32
 
 
-def trained(sizes: Sizes, source: str) -> tuple[SubsetsTask, SubsetsModel]:
+def trained(sizes: Sizes, source: str) -> Restored:
     """The tuned recipe's model, trained for a while."""
     config = SubsetsConfig(
         source=source, kind="coverage", live_stop=True, standardise=True, input_dropout=0.2, stop_rule="threshold",
-        early_stop_weight=0.0, validation_bags=sizes.bags, batch_size=sizes.train_subsets, device=DEVICE.type,
+        early_stop_weight=0.0, validation_bags=sizes.bags, batch_size=sizes.train_subsets, epochs=1,
+        bags=sizes.train_subsets * sizes.training, optimizer="adamw", lr=6e-4, weight_decay=0.05, schedule="cosine",
+        warmup=0.1, deterministic=False, device=DEVICE.type,
         **({} if CUDA else {"dim": 16, "layers": 1, "ffn": 16, "hidden": 16, "max_items": 60}),  # type: ignore[arg-type]
     )  # fmt: skip
-    task = SubsetsTask(config, load_source(config.source))
-    torch.manual_seed(SEED)
-    model = task.build().to(DEVICE).train()
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-4, weight_decay=0.05)
-    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-4, sizes.training + 1, pct_start=0.1)
-    start = time.perf_counter()
-    for number in range(sizes.training):
-        with torch.autocast(DEVICE.type, torch.bfloat16):
-            loss = model(task.batch(number))["loss"]
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        rate.step()
-        if time.perf_counter() - start > 60:
-            break
-    print(
-        f"trained {number + 1} steps in {time.perf_counter() - start:.0f} s, {task.validate(model.eval())}", flush=True
-    )
-    return task, model
+    benchmark = SubsetsBenchmark()
+    with TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        state = fit(benchmark.make_task(config), run, progress=False)
+        print(f"trained {state['step']} steps in {state['seconds']:.0f} s, {state['metrics']}", flush=True)
+        return benchmark.restore(benchmark.read(run))
 
 
 def bench_pairs(sizes: Sizes, source: str) -> Iterator[Row]:
     """How a prediction in bfloat16 keeps its picks: time, and the share of bags whose picks are those of float32."""
-    task, model = trained(sizes, source)
+    task, model, _ = trained(sizes, source)
     head = model.method.head
     (everything,) = task.examples(sizes.bags, 1)
     with torch.inference_mode(), use(MODE):
@@ -350,7 +342,7 @@ def bench_pairs(sizes: Sizes, source: str) -> Iterator[Row]:
         ("float16, head in float32", torch.float16, False, False, True),
     )
     for said, dtype, paired, precise, head_precise in marks:
-        model.paired, model.precise, head.precise = paired, precise, head_precise  # type: ignore[assignment, union-attr]
+        model.paired, model.precise, head.precise = paired, precise, head_precise
         with use(MODE):
             run = cpl.compile_for_inference(model.select, everything, dtype=dtype)
             found = [set(picks) for picks in run(everything).tolist()]

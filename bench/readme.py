@@ -135,11 +135,11 @@ def baskets_random() -> tuple[str, str]:
     return table, said
 
 
-def baskets_items(shops: tuple[str, ...] = ("apparel", "feeding", "health")) -> str:
+def baskets_items() -> str:
     """For some shops what CPL expects in a basket, complements and substitutes."""
     found = read_json(ROOT / "results" / "baskets.json")["items"]
     lines = []
-    for shop in shops:
+    for shop in ("apparel", "feeding", "health"):
         item, parts = found[shop], {key: [brief(name, 60) for name in found[shop][key]] for key in ("given", *PAIRS)}
         follows = ", ".join(f"{brief(name, 60)} {share:.1%}" for name, share in item["next"])
         lines.append(

@@ -85,6 +85,11 @@ def test_a_file_without_variants_is_refused(text: str, message: str, tmp_path: P
 def test_errors_name_the_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="variant wide: SubsetsConfig has no option 'width'"):
         plan_variants(SubsetsConfig(), {"wide": {"width": 3}}, [0], tmp_path)
+    alike = {"no dropout": {"dropout": 0.0}, "no-dropout": {"dropout": 0.1}}
+    with pytest.raises(ValueError, match="variant no-dropout: expected a run in a folder of its own, got another in"):
+        plan_variants(SubsetsConfig(), alike, [0], tmp_path)
+    with pytest.raises(ValueError, match="variant base: expected a run in a folder of its own"):
+        plan_variants(SubsetsConfig(), {}, [0, 0], tmp_path)
     assert main(["ablate", "subsets", *TINY, "--runs", str(tmp_path / "x"), "--only", "nothing"]) == 2
     assert "only: expected some of" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()

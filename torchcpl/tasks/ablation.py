@@ -50,8 +50,11 @@ def plan_variants(base: TrainConfig, variants: Variants, seeds: Sequence[int], f
     planned: dict[Path, TrainConfig] = {}
     for name, changes in {BASE: {}, **variants}.items():
         for seed in seeds:
+            path = folder / f"{_slug(name)}-s{seed}"
             with about(f"variant {name}"):
-                planned[folder / f"{_slug(name)}-s{seed}"] = override(base, **{**changes, "seed": seed})
+                if path in planned:
+                    raise ValueError(f"expected a run in a folder of its own, got another in {path.name}")
+                planned[path] = override(base, **{**changes, "seed": seed})
     return planned
 
 
@@ -68,8 +71,7 @@ def ablate(
         changed = ", ".join(f"{key} = {value}" for key, value in variants.get(name, {}).items())
         rows.append({**_row(benchmark, name, group), "changed": changed or "–"})
     metric = benchmark.score(next(iter(runs.values())).state["metric"])
-    kept = tuple(column for column in benchmark.columns if column.name not in ("method", "ms"))
-    columns = (Column("method", "Variant"), *kept, *COSTS)
+    columns = (Column("method", "Variant"), *map(benchmark.score, benchmark.metrics), *COSTS)
     rule = rows[0]["rule"]
     device = device_of(base)
     notes = (

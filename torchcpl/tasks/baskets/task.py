@@ -27,6 +27,7 @@ INDEPENDENT, ITEM_TO_ITEM = "Independent items", "Item to item"
 KINDS = ("lowrank", "contextual")
 COLUMNS = ("log_likelihood", "mpr", "auc", "auc_pooled", "hit_1", "hit_5", "hit_10", "mrr")
 NEGATIVES = 5  # random sets beside every basket
+SEED = 0  # of these, and of the items held out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,17 +125,17 @@ class BasketsTask:
 
 
 @torch.no_grad()
-def log_likelihoods(model: SetModel, sets: Tensor, batch: int = 512) -> tuple[Tensor, Tensor]:
+def log_likelihoods(model: SetModel, sets: Tensor) -> tuple[Tensor, Tensor]:
     """log P (M,) of every basket, and its standard error, zero where it is exact."""
-    parts = [model.log_prob(part) for part in sets.split(batch)]
+    parts = [model.log_prob(part) for part in sets.split(512)]
     return torch.cat([value for value, _ in parts]), torch.cat([error for _, error in parts])
 
 
-def hold_out(sets: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
+def hold_out(sets: Tensor) -> tuple[Tensor, Tensor]:
     """Of the baskets of at least two items: all but one random item (M, T−1), and that one (M,)."""
     several = sets[(sets >= 0).sum(-1) > 1]
     size = (several >= 0).sum(-1, keepdim=True)
-    chance = torch.rand(size.shape, generator=torch.Generator().manual_seed(seed)).to(sets.device)
+    chance = torch.rand(size.shape, generator=torch.Generator().manual_seed(SEED)).to(sets.device)
     at = (chance * size).long()
     held = several.gather(1, at).squeeze(1)
     rest = several.masked_fill(several == held.unsqueeze(-1), -1)
@@ -155,7 +156,7 @@ def ranks(model: SetModel, rest: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
     return above, (model.num_items - size).cpu()
 
 
-def evaluate(model: SetModel, sets: Tensor, seed: int = 0) -> dict[str, Any]:
+def evaluate(model: SetModel, sets: Tensor) -> dict[str, Any]:
     """Log-likelihood, ranks of a held-out item, AUC against random sets; None where a model has no value.
 
     ``log_likelihood_se``: the standard error of the ``estimated`` ones among the baskets.
@@ -163,18 +164,16 @@ def evaluate(model: SetModel, sets: Tensor, seed: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = dict.fromkeys(COLUMNS)
     values, errors = log_likelihoods(model, sets)
     if not values.isnan().any():
+        error = float(errors.square().sum().sqrt()) / len(sets)
         found |= {"log_likelihood": float(values.mean()), "estimated": int((errors > 0).sum())}
-        found |= {
-            "log_likelihood_se": float(errors.square().sum().sqrt()) / len(sets),
-            **auc(model, sets, values, seed),
-        }
-    above, among = ranks(model, *hold_out(sets, seed))
+        found |= {"log_likelihood_se": error, **auc(model, sets, values)}
+    above, among = ranks(model, *hold_out(sets))
     found["mpr"] = float((100 * (1 - above / (among - 1).clamp(min=1))).mean())
     found |= {f"hit_{k}": float((above < k).float().mean()) for k in (1, 5, 10)}
     return found | {"mrr": float((1 / (1 + above)).mean())}
 
 
-def auc(model: SetModel, sets: Tensor, values: Tensor, seed: int = 0) -> dict[str, float]:
+def auc(model: SetModel, sets: Tensor, values: Tensor) -> dict[str, float]:
     """AUC of log P for baskets against random sets.
 
     ``auc``: of the basket's own size. ``auc_pooled``: of any basket's size, as one ROC curve over all baskets and as
@@ -182,7 +181,7 @@ def auc(model: SetModel, sets: Tensor, values: Tensor, seed: int = 0) -> dict[st
     what ranks by size first reaches at most ``auc_limit``, (1 + Σ p_k²)/2 with p_k the share of size k. ``auc_ratio``:
     pooled too, by log P less the log-probability p_k / C(N, k) of drawing the set at random.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     random = torch.rand(NEGATIVES * len(sets), model.num_items, generator=generator).argsort(-1)[:, : sets.shape[1]]
     random = random.to(sets.device).masked_fill(sets.repeat(NEGATIVES, 1) < 0, -1)
     others = log_likelihoods(model, random)[0].view(NEGATIVES, -1)
