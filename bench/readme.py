@@ -220,7 +220,7 @@ def piles() -> str:
 
 def any_composition() -> str:
     """Bags whose size does not tell how many classes they hold: those who are not told."""
-    found = read_json(ROOT / "results" / "select-peers.json")["any"]
+    found = read_json(ROOT / "results" / "select-any.json")["any"]
     methods = list(next(iter(found.values())))
     columns = [Column("bags", "CluF1 (error of the count)")] + [Column(method, method) for method in methods]
     rows = [
@@ -315,7 +315,7 @@ def main() -> None:
             **{task: short(task) for task in TABLES}, "baskets": baskets_means(), "piles": piles(), "core": core(),
         },
         docs / "deploy.md": {"latency": latency(), "parity": same_picks()},
-        docs / "piles.md": {"piles": piles(), **peers()},
+        docs / "piles.md": {"piles": piles(), "any": any_composition(), **peers()},
         docs / "beyond.md": {
             "classes": short("subsets", "subsets-classes.json"),
             "trials": short("subsets", "subsets-classes-trials.json"),
