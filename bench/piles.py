@@ -63,6 +63,7 @@ CLEAN = (  # groups, members
     (1, 12), (2, 50), (2, 200), (3, 20), (3, 100), (4, 10), (5, 12), (5, 80), (6, 20), (8, 12), (12, 8), (20, 8),
     (30, 5),
 )  # fmt: skip
+F1_WORTH = 10.0  # as much error of the count as one of CluF1
 TIMED = (40, 80)  # steps of a first run whose time says how many can be afforded
 RESERVE = 40.0  # seconds kept for the validations and the start of the second run
 
@@ -245,7 +246,7 @@ def summary(options: argparse.Namespace) -> dict[str, Any]:
 
     def choice(without: str) -> float:
         """The shift of the stop for a set, by all others."""
-        others = [(lost(found[name]) + lost(wide[name])) / 2 for name in tested if name != without]
+        others = [lost(found[name], counted=True) + lost(wide[name]) for name in tested if name != without]
         return SHIFTS[int((np.mean(others, 0) + separated[fold.get(without, "general")]).argmin())]
 
     chosen = {name: choice("" if name in ship else name) for name in found}
@@ -315,9 +316,10 @@ def described(found: Found, shift: float) -> dict[str, float]:
     }
 
 
-def lost(found: Found) -> np.ndarray:
-    """(shifts,) the CluF1 that is missing with each shift of the stop."""
-    return np.array([1 - described(found, shift)["clu_f1"] for shift in SHIFTS])
+def lost(found: Found, counted: bool = False) -> np.ndarray:
+    """(shifts,) what is to be small in the choice of the shift: CluF1 that is missing, and the error of the count."""
+    rows = [described(found, shift) for shift in SHIFTS]
+    return np.array([F1_WORTH * (1 - row["clu_f1"]) + counted * row["card_err"] for row in rows])
 
 
 def reliability(found: list[tuple[Found, float]]) -> list[dict[str, float]]:
