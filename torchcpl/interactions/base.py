@@ -39,7 +39,8 @@ class Interaction(ABC):
 
     def start(self, width: int = 1) -> State:
         """The state of K = ``width`` hypotheses with nothing picked."""
-        return self.prefixes(torch.empty(self.shape[0], width, 0, dtype=torch.long, device=self._device))
+        # After one pick that is none, not after an empty order: ONNX cannot reshape to sizes of 0.
+        return self.after(torch.full((self.shape[0], width, 1), -1, dtype=torch.long, device=self._device))
 
     @abstractmethod
     def advance(self, state: State, picks: Tensor) -> State:
