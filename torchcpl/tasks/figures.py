@@ -33,7 +33,7 @@ def steps_of(method: Method, encoded: Any, mask: Tensor, max_len: int, knob: flo
     selection = method.pick(pot, max_len, knob)
     picks = selection.tolist()[0]
     order = selection.indices[:, : len(picks)]
-    bias = method.rules(knob).get("stop_bias", 0.0)
+    bias = method.greedy_options(knob).get("stop_bias", 0.0)
     logits = prefix_logits(pot, order[:, None], Rules(pot, max_len, 0, bias, ()))[0, 0]
     added, _ = pot.interaction.prefix_logits(order)
     return Steps(picks, array(logits.softmax(-1)), array(added[0]), pot)
@@ -43,7 +43,7 @@ def explorer(method: Method, encoded: Any, mask: Tensor, max_len: int, knob: flo
     """The selection from encoded candidates (1, N, d) as a page that decodes like the method; see `explore`."""
     if not isinstance(method, Stepwise):
         raise ValueError(f"model: expected one that selects step by step, got {type(method).__name__}")
-    return explore(method.potentials(encoded, mask), max_len=max_len, **method.rules(knob), **page)
+    return explore(method.potentials(encoded, mask), max_len=max_len, **method.greedy_options(knob), **page)
 
 
 def array(values: Tensor) -> NDArray[Any]:
