@@ -139,10 +139,9 @@ def test_precision_recall() -> None:
              (("k-Means", "#000001"), ("CPL", "#000002"))}  # fmt: skip
     (alone,) = drawn["k-Means"]
     assert (float(alone.get_xdata()[0]), float(alone.get_ydata()[0])) == (0.7, 0.72)
-    line, dots, chosen = drawn["CPL"]
-    for part in (line, dots):
-        assert np.array_equal(part.get_xdata(), [0.9, 0.8, 0.5])
-        assert np.array_equal(part.get_ydata(), [0.4, 0.7, 0.95])
+    line, chosen = drawn["CPL"]
+    assert np.array_equal(line.get_xdata(), [0.9, 0.8, 0.5])
+    assert np.array_equal(line.get_ydata(), [0.4, 0.7, 0.95])
     assert (float(chosen.get_xdata()[0]), float(chosen.get_ydata()[0])) == (0.8, 0.7)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["k-Means", "CPL"]
     equal = [line for line in axes.lines if line.get_color() == plots.style.FAINT]

@@ -112,11 +112,10 @@ def load_resnet18(path: str | os.PathLike[str], cut: int = 4) -> ResNet18:
     net = ResNet18(cut)
     ignored = ("fc.", *(f"layer{stage}." for stage in range(cut + 1, 5)))
     state = {name: value.float() for name, value in _read_state(Path(path)).items() if not name.startswith(ignored)}
-    for name in net.state_dict().keys() - state.keys():
-        if name.endswith("num_batches_tracked"):  # not needed at inference, and some files lack it
-            state[name] = torch.zeros(())
+    # Some files lack the counters, which are not needed at inference.
+    counters = {name: value for name, value in net.state_dict().items() if name.endswith("num_batches_tracked")}
     try:
-        net.load_state_dict(state)
+        net.load_state_dict(counters | state)
     except RuntimeError as error:  # which lists missing and unexpected names and wrong shapes
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{path}: not a ResNet-18 up to stage {cut}: {reason}") from None

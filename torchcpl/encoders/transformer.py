@@ -45,6 +45,8 @@ class Attention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
+    """Self-attention of the candidates, then a feed-forward block; pre-norm or post-norm."""
+
     def __init__(
         self, dim: int, heads: int, ffn: int, dropout: float, attention_dropout: float, norm_first: bool
     ) -> None:

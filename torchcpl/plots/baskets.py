@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torchcpl.plots.style import FAINT, INK, WIDTH, Array, heatmap, new_figure, styled
+from torchcpl.plots.style import FAINT, INK, PALETTE, WIDTH, Array, heatmap, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ def growing_basket(added: Sequence[str], choices: Sequence[Sequence[tuple[str, f
     for step, (axes, best) in enumerate(zip(grid[:, 0], choices, strict=True)):
         following = added[step + 1] if step + 1 < len(added) else "(stop)"
         labels, values = [name for name, _ in best], [p for _, p in best]
-        colours = ["#bd1f01" if name == following else FAINT for name in labels]
+        colours = [PALETTE[2] if name == following else FAINT for name in labels]
         axes.barh(range(len(best)), values, color=colours, height=0.72)
         axes.set_yticks(range(len(best)), labels, fontsize=6)
         axes.invert_yaxis()

@@ -71,11 +71,11 @@ def precision_recall(trades: Mapping[str, Trade], colours: Mapping[str, str]) ->
         said = f"{f1:g}" if f1 > 0.2 else f"F1 = {f1:g}"
         axes.text(f1 / (2 - f1), 1.005, said, ha="center", va="bottom", fontsize=6, color="#8a93a0")
     for name, trade in trades.items():
-        if len(trade.recall) > 1:
-            axes.plot(trade.recall, trade.precision, "-", color=colours[name], linewidth=1.3, zorder=2)
-            axes.plot(trade.recall, trade.precision, ".", color=colours[name], markersize=3.5, zorder=2)
+        several = len(trade.recall) > 1
+        if several:
+            axes.plot(trade.recall, trade.precision, ".-", color=colours[name], linewidth=1.3, markersize=3.5, zorder=2)
         axes.plot(
-            *trade.chosen, "o" if len(trade.recall) > 1 else "D", color=colours[name], markersize=6.5,
+            *trade.chosen, "o" if several else "D", color=colours[name], markersize=6.5,
             markeredgecolor="white", markeredgewidth=0.9, zorder=3, label=name, clip_on=False,
         )  # fmt: skip
     axes.legend(loc="lower left", bbox_to_anchor=(0.02, 0.04), frameon=True, framealpha=0.9, edgecolor="none")

@@ -81,12 +81,12 @@ class Stepwise(Method):
             return ordered_nll(pot, target, per_step=True)
         return subset_nll(pot, target, self.permutations, self.early_stop_weight, self.stop_weight)
 
-    def rules(self, knob: float | None = None) -> dict[str, Any]:
-        """The options of `greedy` that make the method's picks."""
+    def greedy_options(self, knob: float | None = None) -> dict[str, Any]:
+        """What `greedy` is given for the method's picks."""
         return {"min_len": self.min_len, STOP_RULES[self.stop_rule]: self.knob if knob is None else knob}
 
     def pick(self, potentials: Potentials, max_len: int, knob: float | None = None) -> Selection:
-        return greedy(potentials, max_len, **self.rules(knob))
+        return greedy(potentials, max_len, **self.greedy_options(knob))
 
     def sweep(self, potentials: Potentials, max_len: int, knobs: Sequence[float]) -> list[Tensor]:
         """For every knob the picks (B, T), −1 after the end: greedy picks do not depend on where one stops."""

@@ -38,7 +38,7 @@ def steps_of(method: Method, encoded: Any, mask: Tensor, max_len: int, knob: flo
     selection = method.pick(pot, max_len, knob)
     picks = selection.tolist()[0]
     order = selection.indices[:, : len(picks)]
-    rules = Rules(pot, max_len, method.min_len, method.rules(knob).get("stop_bias", 0.0))
+    rules = Rules(pot, max_len, method.min_len, method.greedy_options(knob).get("stop_bias", 0.0))
     logits = prefix_logits(pot, order[:, None], rules)[0, 0]
     added, _ = pot.interaction.prefix_logits(order)
     return Steps(picks, array(logits.softmax(-1)), array(added[0]), pot)
@@ -47,7 +47,7 @@ def steps_of(method: Method, encoded: Any, mask: Tensor, max_len: int, knob: flo
 def explorer(method: Method, encoded: Any, mask: Tensor, max_len: int, knob: float | None, **page: Any) -> Explorer:
     """The selection from encoded candidates (1, N, d) as a page that decodes like the method; see `explore`."""
     method = _stepwise(method)
-    return explore(method.potentials(encoded, mask), max_len=max_len, **method.rules(knob), **page)
+    return explore(method.potentials(encoded, mask), max_len=max_len, **method.greedy_options(knob), **page)
 
 
 def array(values: Tensor) -> NDArray[Any]:

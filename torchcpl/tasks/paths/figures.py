@@ -85,7 +85,7 @@ def decoding(model: PathsModel, image: Image) -> plots.Decoding:
 
 @torch.inference_mode()
 def scene_explorer(model: PathsModel, scenes: Scenes, knob: float | None) -> Explorer:
-    """The first scene with three valid paths, or near it; its cells as the points the model sees in them."""
+    """The first scene with three valid paths, or near it; each cell as the point that the model puts in it."""
     i = int(np.abs(scenes.counts - 3).argmin())
     image = torch.from_numpy(scenes.images[i])[None].to(model.corners.device)
     return scene_page(model, image, knob, f"A road scene with {scenes.counts[i]} valid paths")

@@ -159,7 +159,7 @@ class Roads:
 
 @dataclass(frozen=True)
 class Variation:
-    """Other ground and another hand: how a scene to train on differs from the map it is drawn from.
+    """A warp of the ground and another way of drawing: how a scene to train on differs from its map.
 
     With u px ahead of the ego and v px to its right, a point goes to (ahead·u + shear·v + bow·v², side·v + bend·u²).
     At the ego this keeps the direction ahead.
@@ -208,7 +208,7 @@ class _View:
 
     @cached_property
     def reach(self) -> float:
-        """Side of a square about the image's centre in the world that holds all it shows, as a multiple of its own."""
+        """The side of the square of ground about the image's centre that holds all it shows, in sides of the image."""
         if self.vary == AS_IT_IS:
             return 1.0
         # A variation has no folds: where the rim of a square lies outside the image, so does all beyond it.
@@ -234,7 +234,7 @@ class _View:
 def ground(poses: Array, rows: Array | Points, reach: Array) -> Array:
     """The square of ground that holds what each image shows: centre x and y, heading and half a side, (S, 4).
 
-    ``poses`` (S, 3) and ``rows`` (S,) in px are the egos', ``reach`` (S,) is the squares' side in images' sides.
+    ``poses`` (S, 3) and ``rows`` (S,), px, are of the egos, ``reach`` (S,) is the squares' side in sides of the image.
     """
     x, y, heading = poses.T
     ahead = SIZE * METRES / 2 - BEHIND
@@ -261,9 +261,9 @@ class Scene:
 def sample_scene(roads: Sequence[Roads], seed: int, index: int, varied: bool = False) -> Scene:
     """Scene number ``index``.
 
-    A lane is drawn uniformly; of 6 random positions on it the one with the most distinct paths is kept, of those
-    whose image shows no lane that ends and leads nowhere, or, if ``varied``, none that the ego can reach. The draw is
-    repeated where there is none, or where a path leaves the road. Of ``varied`` scenes VARIED have a `Variation`.
+    A lane is drawn uniformly, and of 6 random positions on it the one with the most distinct paths is kept. A position
+    does not count if its image shows a lane that ends and leads nowhere (if ``varied``: one that the ego can reach).
+    Where none counts, or a path leaves the road, another lane is drawn. Of ``varied`` scenes VARIED have a `Variation`.
     """
     rng = np.random.default_rng((seed, index))
     row = SIZE / 2 + rng.uniform(-JITTER, JITTER) / METRES
@@ -289,10 +289,10 @@ def sample_scene(roads: Sequence[Roads], seed: int, index: int, varied: bool = F
 
 
 def _look_ahead(road: Roads, lane: int, offsets: Array, seen: _View, cut: bool) -> tuple[_View, list[Array]] | None:
-    """Of these positions on a lane the view with the most distinct paths, and these as pixel polylines.
+    """The view from the ``offsets`` along a lane that has the most distinct paths, and these as pixel polylines.
 
-    Views, which are as ``seen`` but for their pose, in which some lane (with ``cut``, some lane ahead) ends and leads
-    nowhere do not count; None when there is no other.
+    Views are ``seen`` with other poses. One that shows a lane that ends and leads nowhere does not count; with ``cut``
+    only such lanes matter as the ego can reach. None when no view counts.
     """
     line, arc = road.lines[lane], road.arcs[lane]
     at = along(line, offsets)  # (6, 2)

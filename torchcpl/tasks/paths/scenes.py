@@ -45,7 +45,7 @@ from torchcpl.tasks.paths.sampling import (
 
 FORMAT = "path-scenes/1"
 MANY = 2000  # scenes: with fewer, it takes longer to start processes than they save
-FIELDS: dict[str, tuple[tuple[int, ...], Any, Any]] = {  # the shape of each, a scene, its dtype, and that in files
+FIELDS: dict[str, tuple[tuple[int, ...], Any, Any]] = {  # of each: its shape in a scene, its dtype, its dtype in files
     "images": ((SIZE, SIZE), np.uint8, np.uint8),
     "paths": ((MAX_PATHS, MAX_POINTS, 2), np.float32, np.float32),
     "lengths": ((MAX_PATHS,), np.int64, np.uint8),
@@ -148,8 +148,7 @@ def _work(index: int) -> Scene:
 
 def save_scenes(scenes: Scenes, path: str | Path) -> None:
     """Write ``.npz``: two pixels a byte, compressed."""
-    fields = ((name, getattr(scenes, name), kept) for name, (_, _, kept) in FIELDS.items())
-    stored: dict[str, Any] = {name: values.astype(kept, copy=False) for name, values, kept in fields}
+    stored = {name: getattr(scenes, name).astype(kept, copy=False) for name, (_, _, kept) in FIELDS.items()}
     stored["images"] = scenes.images[:, :, ::2] << 4 | scenes.images[:, :, 1::2]
     buffer = io.BytesIO()
     np.savez_compressed(buffer, format=np.array(FORMAT), maps=np.array(scenes.maps), **stored)
@@ -319,7 +318,7 @@ def apart(scenes: Scenes, others: Scenes) -> Ints:
     names, other_names = np.array(scenes.maps)[scenes.map_index], np.array(others.maps)[others.map_index]
     free = np.ones(len(scenes), bool)
     for name in np.unique(other_names):
-        for mine in np.array_split(np.flatnonzero(names == name), -(-len(scenes) // 256)):  # a part of the pairs a time
+        for mine in np.array_split(np.flatnonzero(names == name), -(-len(scenes) // 256)):  # some pairs at a time
             free[mine] = ~images_overlap(outlines[mine], theirs[other_names == name]).any(axis=1)
     return np.flatnonzero(free)
 
@@ -343,6 +342,6 @@ def flip(images: Tensor, paths: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
     ``which`` (B,) bool picks the scenes to mirror. Padding (−1) stays.
     """
     y = torch.where(paths[..., 1] < 0, paths[..., 1], images.shape[-2] - paths[..., 1])
-    mirrored = images.flip(-2), torch.stack([paths[..., 0], y], dim=-1)
-    chosen = [which.view(-1, *[1] * (t.dim() - 1)) for t in (images, paths)]
-    return torch.where(chosen[0], mirrored[0], images), torch.where(chosen[1], mirrored[1], paths)
+    mirrored = torch.stack([paths[..., 0], y], dim=-1)
+    chosen = which.view(-1, *[1] * (paths.dim() - 1))
+    return torch.where(which[:, None, None], images.flip(-2), images), torch.where(chosen, mirrored, paths)
