@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
+import timeit
 from collections.abc import Callable, Iterator
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -99,12 +100,7 @@ def loop_greedy_from_factors(unary: Tensor, stop: Tensor, keys: Tensor, values: 
 def timed(work: Callable[[], Any], repeats: int) -> float:
     """Median milliseconds of ``repeats`` runs after a warm one."""
     work()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 2] * 1e3
+    return median(timeit.repeat(work, number=1, repeat=repeats)) * 1e3
 
 
 def potentials(batch: int, n: int, hidden: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -70,6 +70,16 @@ Input = tuple[Tensor, Tensor, Tensor]  # features (B, N, d), mask (B, N), what i
 Call = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # to indices and log-probabilities
 
 
+def of(call: Callable[..., cpl.Selection]) -> Call:
+    """A way from a function to selections."""
+
+    def run(*given: Tensor) -> tuple[Tensor, Tensor]:
+        found = call(*given)
+        return found.indices, found.log_prob
+
+    return run
+
+
 def ways(model: Model, folder: Path) -> dict[str, Call]:
     """Each way as a function."""
     import onnxruntime
@@ -91,13 +101,6 @@ def ways(model: Model, folder: Path) -> dict[str, Call]:
     def served(*given: Tensor) -> tuple[Tensor, Tensor]:
         found = session.run(names[:3], {name: part.numpy() for name, part in zip(shapes, given, strict=True)})
         return torch.from_numpy(found[0]), torch.from_numpy(found[2])
-
-    def of(call: Callable[..., cpl.Selection]) -> Call:
-        def run(*given: Tensor) -> tuple[Tensor, Tensor]:
-            found = call(*given)
-            return found.indices, found.log_prob
-
-        return run
 
     return {"eager": of(model), "torch.export": of(exported), "ONNX Runtime": served}
 
@@ -163,7 +166,7 @@ def parity(kind: str, count: int) -> list[dict[str, Any]]:
     sizes_of_one = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     with TemporaryDirectory() as folder, torch.inference_mode(), sizes_of_one:
         calls = ways(model, Path(folder))
-        calls["torch.compile"] = lambda *given: (lambda found: (found.indices, found.log_prob))(compiled(*given))
+        calls["torch.compile"] = of(compiled)
         rows = {way: {"same": 0, "ties": 0, "missed": 0.0, "apart": 0.0, "relative": 0.0} for way in calls}
         edges = {"stop first": 0, "never": 0, "all padded": 0, "N = 1": 0, "twins": 0}
         for number in range(count):

@@ -156,6 +156,8 @@ def predicting(select: Callable[[Any], Any], given: Any, dtype: torch.dtype) -> 
 OFF = "turned off"
 NO_GREEDY: Change = (dispatch, "decode_obstacle", lambda *_: OFF)
 NO_LOSS: Change = (dispatch, "loss_obstacle", lambda *_, **__: OFF)
+CHOSEN = nll_triton.tiles
+UNSPLIT: Change = (nll_triton, "tiles", lambda *sizes: replace(CHOSEN(*sizes), split=1))
 ONE_BY_ONE: list[Change] = [
     (module, "side_by_side", lambda *works: [work() for work in works]) for module in (head, greedy_triton, paths_task)
 ]
@@ -241,7 +243,7 @@ def bench_decoding(sizes: Sizes) -> Iterator[Row]:
 # Whole training steps
 
 
-def stepping(model: nn.Module, batch: Any, dtype: torch.dtype) -> Work:
+def stepping(model: nn.Module, batch: Any, dtype: torch.dtype) -> Callable[[], Work]:
     leaves = [p for p in model.parameters() if p.requires_grad]
 
     def work() -> Any:
@@ -249,7 +251,7 @@ def stepping(model: nn.Module, batch: Any, dtype: torch.dtype) -> Work:
             found = model(batch)
         return torch.autograd.grad(found["loss"] if isinstance(found, dict) else found, leaves, allow_unused=True)
 
-    return work
+    return lambda: work
 
 
 class HeadAndLoss(nn.Module):
@@ -262,9 +264,9 @@ class HeadAndLoss(nn.Module):
         return cpl.ordered_nll(self.head(batch[0]), batch[1])
 
 
-def loss_batch(batch: int, n: int, steps: int, hidden: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def loss_batch(batch: int, n: int, steps: int, hidden: int) -> tuple[Tensor, Tensor]:
     order = torch.rand(batch, n, device=DEVICE).argsort(-1)[:, :steps].contiguous()
-    return torch.randn(batch, n, hidden, device=DEVICE, dtype=dtype), order
+    return torch.randn(batch, n, hidden, device=DEVICE), order
 
 
 def bench_training(sizes: Sizes) -> Iterator[Row]:
@@ -275,33 +277,22 @@ def bench_training(sizes: Sizes) -> Iterator[Row]:
         target = torch.rand(bags.mask.shape, device=DEVICE).argsort(-1)[:, :10].contiguous()
         bags = replace(bags, target=target)
         whole = f"train subsets, batch {len(bags)}, {NAMES[dtype]}"
-        subset_step = stepping(subsets, bags, dtype)
-        yield compare("loss", whole, lambda step=subset_step: step, NO_LOSS)  # type: ignore[misc]
+        yield compare("loss", whole, stepping(subsets, bags, dtype), NO_LOSS)
         torch.manual_seed(SEED)
         paths = PathsModel(PathsConfig()).train().to(DEVICE)
-        path_step = stepping(paths, random_paths(sizes.train_paths, sizes.steps), dtype)
         whole = f"train paths, batch {sizes.train_paths}, {NAMES[dtype]}"
-        yield compare("loss", whole, lambda step=path_step: step, NO_LOSS)  # type: ignore[misc]
+        batch = random_paths(sizes.train_paths, sizes.steps)
+        yield compare("loss", whole, stepping(paths, batch, dtype), NO_LOSS)
         for shape in (sizes.loss, sizes.few, sizes.huge):
-            batch, n, steps, hidden = shape
+            size, n, steps, hidden = shape
             model = HeadAndLoss(hidden).to(DEVICE)
-            step = stepping(model, loss_batch(*shape, torch.float32), dtype)
-            whole = f"train head, {steps} of {n}, batch {batch}, {NAMES[dtype]}"
-            yield compare("loss", whole, lambda step=step: step, NO_LOSS)  # type: ignore[misc]
-            if batch < sizes.loss[0]:
-                yield unsplit(whole, step)
+            make = stepping(model, loss_batch(*shape), dtype)
+            whole = f"train head, {steps} of {n}, batch {size}, {NAMES[dtype]}"
+            yield compare("loss", whole, make, NO_LOSS)
+            if size < sizes.loss[0]:
+                yield compare("loss: candidates split", whole, make, UNSPLIT, without="one share")
             if CUDA:
                 torch.cuda.empty_cache()
-
-
-def unsplit(whole: str, step: Work) -> Row:
-    """The loss kernels as they are against those that do not share the candidates of a row."""
-    choose = nll_triton.tiles
-    with use(MODE):
-        ours = cost(step)
-        with changed((nll_triton, "tiles", lambda *sizes: replace(choose(*sizes), split=1))):
-            other = cost(step)
-    return compared("loss: candidates split", whole, ours, other, without="one share")
 
 
 # Pairs of bfloat16 against TF32

@@ -92,17 +92,14 @@ def operations(task: Any) -> dict[str, Any]:
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as seen:
         for number in range(PROFILED):
             step(number)
+    spent = "self_device_time_total" if cuda else "self_cpu_time_total"
     rows = [
-        {"name": event.key, "count": event.count / PROFILED, "us": time_of(event, cuda) / PROFILED}
+        {"name": event.key, "count": event.count / PROFILED, "us": getattr(event, spent) / PROFILED}
         for event in seen.key_averages()
         if (str(event.device_type) == "DeviceType.CUDA") == cuda
     ]
     longest = sorted(rows, key=lambda row: -row["us"])[:25]
     return {"launches": sum(row["count"] for row in rows), "us": sum(row["us"] for row in rows), "longest": longest}
-
-
-def time_of(event: Any, cuda: bool) -> float:
-    return float(event.self_device_time_total if cuda else event.self_cpu_time_total)
 
 
 if __name__ == "__main__":
