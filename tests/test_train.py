@@ -122,9 +122,11 @@ def timeless(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in record.items() if name != "seconds"} for record in history]
 
 
-def plain_loop(config: ToyConfig, steps: int, ranks: int = 1) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def plain_loop(
+    config: ToyConfig, steps: int, ranks: int = 1, toy: type[Toy] = Toy
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Weights, and their average, by the loop one would write without any of this."""
-    task = Toy(config)
+    task = toy(config)
     torch.manual_seed(config.seed)
     model = task.build()
     average = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -177,6 +179,36 @@ def test_equals_a_plain_loop(tmp_path: Path, changes: dict[str, Any]) -> None:
     model.load_state_dict(found)
     with torch.no_grad():
         assert Toy(config).validate(model.eval())["error"] == state["metrics"]["error"]
+
+
+class SharedModel(ToyModel):
+    """A layer under two names, and a buffer that is replaced, not written into."""
+
+    def __init__(self, config: ToyConfig) -> None:
+        super().__init__(config)
+        self.again = self.first
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, batch: tuple[Tensor, Tensor, str]) -> dict[str, Tensor]:
+        self.seen = self.seen + self.training
+        return super().forward(batch)
+
+
+class SharedToy(Toy):
+    capturable = False
+
+    def build(self) -> SharedModel:
+        return SharedModel(self.config)
+
+
+def test_shared_weights_are_averaged_once_and_replaced_buffers_too(tmp_path: Path) -> None:
+    config = ToyConfig(ema=0.9)
+    fit(SharedToy(config), tmp_path / "run", progress=False)
+    _, wanted = plain_loop(config, 12, toy=SharedToy)
+    found = weights_of(tmp_path / "run", "last")
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: captured steps")

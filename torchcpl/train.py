@@ -188,8 +188,7 @@ class _Loop:
             capturable=cuda,
         )
         self.module, self.stepper = fabric.setup(_Losses(self.model), self.optimizer)
-        # The statistics of normalisation layers are averaged, too: those of the latest weights do not suit the average.
-        self.pairs = list(zip(self.average.state_dict().values(), self.model.state_dict().values(), strict=True))
+        self.pairs = list(zip(self.average.parameters(), self.model.parameters(), strict=True))
         self.captured: Captured | None = None
         self.capture = config.capture and cuda and fabric.world_size == 1 and task.capturable
         self.zero = torch.zeros((), device=fabric.device)
@@ -278,9 +277,12 @@ class _Loop:
     def _average(self, step: int) -> None:
         # A smaller decay at first, or for 1 / (1 - ema) steps the initial weights would dominate.
         decay = min(self.config.ema, (1 + step) / (10 + step))
-        mine, theirs = zip(*(pair for pair in self.pairs if pair[0].is_floating_point()), strict=True)
+        # The statistics of normalisation layers, too: those of the latest weights do not suit the average. Buffers are
+        # listed anew: a module may replace them.
+        pairs = [*self.pairs, *zip(self.average.buffers(), self.model.buffers(), strict=True)]
+        mine, theirs = zip(*(pair for pair in pairs if pair[0].is_floating_point()), strict=True)
         torch._foreach_lerp_(mine, theirs, 1 - decay)
-        for own, other in self.pairs:
+        for own, other in pairs:
             if not own.is_floating_point():
                 own.copy_(other)
 
