@@ -259,7 +259,10 @@ def summary(options: argparse.Namespace) -> dict[str, Any]:
         "sets": {name: described(one, chosen[name]) for name, one in found.items()},
         "any": {name: described(one, chosen[name]) for name, one in wide.items()},
         "clean": {f"{k} of {n}": described(one, shift) for (k, n), one in zip(CLEAN, clean["general"], strict=True)},
-        "reliability": reliability([(each[name], chosen[name]) for each in (found, wide) for name in found]),
+        "reliability": {
+            said: reliability([(each[name], chosen[name]) for name in each])
+            for said, each in (("the benchmark's bags", found), ("any composition", wide))
+        },
         "training": {key: training[key] for key in ("models", "config", "step", "seconds", "info")},
         "info": run_info(seeds=[0]),
     }  # fmt: skip

@@ -270,8 +270,10 @@ def peers() -> dict[str, str]:
 def stop_reliability() -> bytes:
     """How often P(stop) was right, drawn."""
     found = read_json(ROOT / "results" / "piles-shipped.json")["reliability"]
-    said, right = (np.array([row[key] for row in found]) for key in ("said", "right"))
-    figure = plots.reliability({"the stop": {"select": (said, right)}}, {"select": plots.PALETTE[0]})
+    curves = {
+        name: tuple(np.array([row[key] for row in rows]) for key in ("said", "right")) for name, rows in found.items()
+    }
+    figure = plots.reliability({"the stop": curves}, dict(zip(found, plots.PALETTE, strict=False)))
     return plots.render(figure, "svg")
 
 
