@@ -271,7 +271,8 @@ def stop_reliability() -> bytes:
     """How often P(stop) was right, drawn."""
     found = read_json(ROOT / "results" / "piles-shipped.json")["reliability"]
     curves = {
-        name: tuple(np.array([row[key] for row in rows]) for key in ("said", "right")) for name, rows in found.items()
+        name: (np.array([row["said"] for row in rows]), np.array([row["right"] for row in rows]))
+        for name, rows in found.items()
     }
     figure = plots.reliability({"the stop": curves}, dict(zip(found, plots.PALETTE, strict=False)))
     return plots.render(figure, "svg")
