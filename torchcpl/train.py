@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 _NEVER = torch.iinfo(torch.int64).max
+GRAPHS = 2  # captured at most, of batches of different shapes
 _READ_EVERY = 20  # steps between readings of the loss on CUDA, each of which waits for the device
 
 
@@ -149,9 +151,9 @@ def fit(task: Task, run: str | Path, *, resume: bool = False, progress: bool = T
             raise
 
 
-def _signature(parts: dict[str, Any]) -> dict[str, Any]:
+def _signature(parts: dict[str, Any]) -> str:
     """What a captured graph assumes of its inputs: shapes and dtypes of tensors, and the values of all else."""
-    return {name: (part.shape, part.dtype) if isinstance(part, Tensor) else part for name, part in parts.items()}
+    return repr({name: (*part.shape, part.dtype) if isinstance(part, Tensor) else part for name, part in parts.items()})
 
 
 class _Losses(nn.Module):
@@ -189,7 +191,8 @@ class _Loop:
         )
         self.module, self.stepper = fabric.setup(_Losses(self.model), self.optimizer)
         self.pairs = list(zip(self.average.parameters(), self.model.parameters(), strict=True))
-        self.captured: Captured | None = None
+        self.captured: dict[str, Captured] = {}  # by the signature of their batches
+        self.runs = Counter[str]()  # eager steps by signature
         self.capture = config.capture and cuda and fabric.world_size == 1 and task.capturable
         self.zero = torch.zeros((), device=fabric.device)
         self.terms: list[str] = []  # the names of the losses, known after the first step
@@ -234,8 +237,6 @@ class _Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = rate if self.rate is None else self.rate.fill_(rate)
         batch = self.task.batch(step * self.fabric.world_size + self.fabric.global_rank)
-        if self.capture and step == self.start + WARM_UPS:
-            self.captured = Captured(self._update, batch)
         with about(self._when(step)):  # the model's own checks may find NaN
             seen = self._replay(batch)  # (K + P,)
         if self.config.ema:
@@ -260,11 +261,17 @@ class _Loop:
         return torch.stack([*values, *norms])
 
     def _replay(self, batch: Any) -> Tensor:
-        """``_update``, by its captured graph where there is one: one launch instead of hundreds."""
-        given = dict(leaves(batch))
-        if self.captured is None or _signature(given) != _signature(self.captured.leaves):
+        """``_update``, by the captured graph of such batches where there is one: one launch instead of hundreds."""
+        if not self.capture:
             return self._update(batch)
-        return cast(Tensor, self.captured(given)).clone()
+        given = dict(leaves(batch))
+        kind = _signature(given)
+        if kind not in self.captured:
+            self.runs[kind] += 1
+            if self.runs[kind] <= WARM_UPS or len(self.captured) == GRAPHS:
+                return self._update(batch)
+            self.captured[kind] = Captured(self._update, batch)
+        return cast(Tensor, self.captured[kind](given)).clone()
 
     def _watch(self, terms: list[str]) -> None:
         if "loss" not in terms:

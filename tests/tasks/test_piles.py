@@ -49,27 +49,25 @@ def test_the_loss_is_the_probability_of_the_uncovered_by_enumeration() -> None:
     pot, labels = potentials(), torch.tensor([[0, 0, 1, 2, -1], [3, 3, 3, 3, 3]])
     pot = Potentials(pot.unary, pot.stop, pot.interaction, labels >= 0)
     orders = torch.tensor([[[0, 1, 2, 3]], [[4, 2, -1, -1]]])
-    for beyond in (0, 1):
-        expected, contexts = [], 0
-        for b in range(2):
-            cover, gain = pot.interaction.cover[b], pot.interaction.stop_row[b]  # type: ignore[attr-defined]
-            terms, k = [], len({int(c) for c in labels[b] if c >= 0})
-            for t in range(min(4, k + beyond) + 1):
-                picks = [i for i in orders[b, 0, :t].tolist() if i >= 0]
-                hit = {int(labels[b, i]) for i in picks}
-                weight = {
-                    j: math.exp(pot.unary[b, j] - math.log1p(sum(math.exp(cover[j, i]) for i in picks)))
-                    for j in range(5)
-                    if labels[b, j] >= 0 and j not in picks
-                }
-                stop = math.exp(pot.stop[b] + sum(gain[i] for i in picks))
-                total = stop + sum(weight.values())
-                left = sum(w for j, w in weight.items() if int(labels[b, j]) not in hit)
-                terms.append(-math.log((left if t < k else stop) / total))
-            expected.append(sum(terms))
-            contexts += len(terms)
-        found = cover_nll(pot, labels, orders, beyond)
-        torch.testing.assert_close(found, torch.tensor(expected) / (contexts / 2))
+    expected, contexts = [], 0
+    for b in range(2):
+        cover, gain = pot.interaction.cover[b], pot.interaction.stop_row[b]  # type: ignore[attr-defined]
+        terms, k = [], len({int(c) for c in labels[b] if c >= 0})
+        for t in range(k + 1):
+            picks = [i for i in orders[b, 0, :t].tolist() if i >= 0]
+            hit = {int(labels[b, i]) for i in picks}
+            weight = {
+                j: math.exp(pot.unary[b, j] - math.log1p(sum(math.exp(cover[j, i]) for i in picks)))
+                for j in range(5)
+                if labels[b, j] >= 0 and j not in picks
+            }
+            stop = math.exp(pot.stop[b] + sum(gain[i] for i in picks))
+            total = stop + sum(weight.values())
+            left = sum(w for j, w in weight.items() if int(labels[b, j]) not in hit)
+            terms.append(-math.log((left if t < k else stop) / total))
+        expected.append(sum(terms))
+        contexts += len(terms)
+    torch.testing.assert_close(cover_nll(pot, labels, orders), torch.tensor(expected) / (contexts / 2))
 
 
 def test_orders_hold_one_member_of_every_class_or_the_models_own_picks() -> None:
@@ -80,8 +78,6 @@ def test_orders_hold_one_member_of_every_class_or_the_models_own_picks() -> None
             b = 0 if len(classes) > 1 else 1
             assert {int(labels[b, i]) for i in picks} == classes
             assert len(picks) == len(classes)
-    for order in random_orders(labels, 2, beyond=9).flatten(0, 1).tolist():
-        assert sorted(i for i in order[:5] if i >= 0) == ([0, 1, 2, 3] if 4 not in order else [0, 1, 2, 3, 4])
     pot = potentials()
     own = own_orders(pot, 9, (0.0, 1.0))
     picks, _ = greedy_hazard(pot, 9)
@@ -144,8 +140,8 @@ def test_bags_follow_the_protocol_and_hold_no_row_twice() -> None:
 def test_training_batches_depend_on_seed_and_step_alone() -> None:
     sets = [digits()]
     first, again = (Mixture(sets, 3, torch.device("cpu"), 2, 0.5) for _ in range(2))
-    first.bags(0, 4, 20, 0.5)
-    for wide in (0.0, 1.0):
+    first.bags(0, 4, 20, (0.5, 0.5))
+    for wide in ((0.0, 0.0), (1.0, 1.0)):
         a, b = first.bags(5, 4, 20, wide), again.bags(5, 4, 20, wide)
         assert torch.equal(a.d, b.d)
         assert torch.equal(a.labels, b.labels)
@@ -183,7 +179,7 @@ def test_gradients_between_pairs_and_matrices() -> None:
     pairs, double = Pairs(4, torch.device("cpu")), {"dtype": torch.float64, "requires_grad": True}
     assert torch.autograd.gradcheck(lambda e: square(e, pairs), torch.randn(2, 3, 6, **double))
     assert torch.autograd.gradcheck(lambda m: upper(m, pairs), torch.randn(2, 3, 4, 4, **double))
-    assert torch.autograd.gradcheck(lambda h: both_ends(h, pairs), torch.randn(2, 4, 3, **double))
+    assert torch.autograd.gradcheck(lambda h: both_ends(h, pairs), torch.randn(2, 3, 4, **double))
 
 
 @pytest.mark.parametrize("n", [1, 2, 9, 100])  # up to several parts of pairs

@@ -20,7 +20,7 @@ from torchcpl.interactions.base import without_autocast
 from torchcpl.potentials import Potentials
 
 WALKS = (2, 4, 8, 32)  # lengths t of the random walks
-RIDGES = (0.3, 0.1, 0.03)  # of the spectral projectors, relative to the Gram matrix's norm
+RIDGES = (0.2, 0.05)  # of the spectral projectors, relative to the Gram matrix's norm
 NEIGHBOURS = (1, 2, 3, 5, 8, 12, 20, 40)  # whose distances a node knows
 KERNELS = 4
 EDGE_FEATURES = 7 + KERNELS * len(WALKS)  # and one for each ridge
@@ -44,7 +44,7 @@ def distances(x: Tensor, metric: str = "euclidean") -> Tensor:
 
 @torch.no_grad()
 def distance_features(d: Tensor, mask: Tensor, ridges: tuple[float, ...] = RIDGES) -> tuple[Tensor, Tensor]:
-    """Distances (B, N, N) and ``mask`` (B, N) to features of nodes (B, N, ·) and of the pairs i < j (B, P, ·).
+    """Distances (B, N, N) and ``mask`` (B, N) to features of nodes (B, N, ·) and of the pairs i < j (B, ·, P).
 
     Without ``ridges`` there are no spectral projectors, whose matrices are inverted in float64.
     """
@@ -93,7 +93,7 @@ def distance_features(d: Tensor, mask: Tensor, ridges: tuple[float, ...] = RIDGE
             ],
             -1,
         )
-    return nodes.masked_fill(~mask.unsqueeze(-1), 0), edges.transpose(1, 2)
+    return nodes.masked_fill(~mask.unsqueeze(-1), 0), edges
 
 
 def _neighbours(d: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,24 +216,28 @@ class _EdgeUpdate(nn.Module):
     """Pairs learn from both their ends and from walks over kernels made of the pairs themselves."""
 
     lengths = (2, 4, 8)
-    kernels = 4
+    kernels = 2
 
     def __init__(self, dim: int, edge: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(edge)
         self.kernel = nn.Linear(edge, self.kernels)
-        self.ends = nn.Linear(dim, 2 * edge)
-        self.own = nn.Linear(edge, 2 * edge, bias=False)
-        self.walks = nn.Linear(self.kernels * len(self.lengths), 2 * edge, bias=False)
-        self.out = nn.Linear(2 * edge, edge)
+        self.ends = nn.Linear(dim, edge)
+        self.own = nn.Linear(edge, edge, bias=False)
+        self.walks = nn.Linear(self.kernels * len(self.lengths), edge, bias=False)
+        self.out = nn.Linear(edge, edge)
 
-    def forward(self, h: Tensor, edges: Tensor, mask: Tensor, pairs: Pairs) -> Tensor:
-        normed = self.norm(edges)
+    def forward(self, h: Tensor, edges: list[Tensor], mask: Tensor, pairs: Pairs) -> list[Tensor]:
+        """``edges`` in parts (B, C, part), see `Pairs.parts`."""
+        normed = [_normed(part) for part in edges]
         with without_autocast(h):
-            walks = self._walked(self.kernel(normed.float()).transpose(1, 2), mask, pairs).transpose(1, 2)
-        hidden = self.own(normed) + self.walks(walks) + both_ends(self.ends(h), pairs)
-        updated: Tensor = edges + self.out(hidden.relu_())
-        return updated
+            walks = self._walked(torch.cat([_mixed(self.kernel, part.float()) for part in normed], 2), mask, pairs)
+        ends = self.ends(h).mT
+        found = []
+        for part, e, one in zip(pairs.parts(h), edges, normed, strict=True):
+            hidden = _mixed(self.own, one, both_ends(ends, pairs, part))
+            hidden = _mixed(self.walks, walks[..., part], hidden)
+            found.append(e + _mixed(self.out, hidden.relu_()))
+        return found
 
     def _walked(self, logits: Tensor, mask: Tensor, pairs: Pairs) -> Tensor:
         """Logits (B, K, P) of the kernels to the walks over them (B, K·t, P)."""
@@ -241,30 +245,17 @@ class _EdgeUpdate(nn.Module):
         strength = square(strength, pairs).masked_fill(~(mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1), 0)
         return _walks(strength, mask, pairs, self.lengths)[0]
 
-    def in_place(self, h: Tensor, edges: list[Tensor], mask: Tensor, pairs: Pairs) -> None:
-        """The same without a gradient, for pairs in `Pairs.parts` (B, C, part)."""
-        normed = [_normed(self.norm, part) for part in edges]
-        walks = self._walked(torch.cat([_mixed(self.kernel, part) for part in normed], 2), mask, pairs)
-        own, walked, out = (layer.weight.expand(len(h), -1, -1) for layer in (self.own, self.walks, self.out))
-        ends = self.ends(h)
-        for part, e, one in zip(pairs.parts(len(h)), edges, normed, strict=True):
-            hidden = pairs.sum(ends, part).baddbmm_(one.transpose(1, 2), own.mT)  # (B, part, 2C)
-            hidden.baddbmm_(walks[..., part].transpose(1, 2), walked.mT).relu_()
-            e.baddbmm_(out, hidden.transpose(1, 2)).add_(self.out.bias.unsqueeze(-1))
 
-
-def _mixed(layer: nn.Module, x: Tensor) -> Tensor:
-    """The linear layer over the channels of (B, C, P)."""
+def _mixed(layer: nn.Module, x: Tensor, beside: Tensor | None = None) -> Tensor:
+    """The linear layer over the channels of (B, C, P), added to ``beside`` in place of a bias."""
     assert isinstance(layer, nn.Linear)
-    return torch.baddbmm(layer.bias.unsqueeze(-1), layer.weight.expand(len(x), -1, -1), x)
+    return torch.baddbmm(layer.bias.unsqueeze(-1) if beside is None else beside, layer.weight.expand(len(x), -1, -1), x)
 
 
-def _normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    """The normalisation over the channels of (B, C, P)."""
-    mean = x.new_full((1, 1, x.shape[1]), 1 / x.shape[1]).expand(len(x), -1, -1)
-    x = x - mean @ x
-    x.mul_((mean @ x.square()).add_(norm.eps).rsqrt_())
-    return x.mul_(norm.weight.unsqueeze(-1)).add_(norm.bias.unsqueeze(-1))
+def _normed(x: Tensor) -> Tensor:
+    """The channels of (B, C, P) over their root mean square."""
+    x = x.float()
+    return x * (x.square().mean(1, keepdim=True) + 1e-5).rsqrt()
 
 
 class Pairs:
@@ -272,8 +263,8 @@ class Pairs:
 
     def __init__(self, n: int, device: torch.device) -> None:
         self.n = n
-        self.ends = torch.triu_indices(n, n, 1, device=device).T  # (P, 2)
-        self.flat = self.ends[:, 0] * n + self.ends[:, 1]
+        self.ends = torch.triu_indices(n, n, 1, device=device)  # (2, P)
+        self.flat = self.ends[0] * n + self.ends[1]
         number = torch.arange(1, len(self.flat) + 1, device=device)
         place = torch.zeros(n * n, dtype=torch.long, device=device).index_copy_(0, self.flat, number).view(n, n)
         self.place = (place + place.T).flatten()  # one more than the pair's number, 0: the diagonal
@@ -292,16 +283,10 @@ class Pairs:
         full = F.pad(edges.flatten(0, 1), (1, 0)).index_select(1, self.place)  # (B·C, N·N)
         return full.view(*edges.shape[:2], self.n, self.n)
 
-    def sum(self, nodes: Tensor, part: slice = slice(None)) -> Tensor:
-        """(B, N, C) to (B, P, C), both ends added; of some of the pairs."""
-        batch, n, width = nodes.shape
-        ends = self.ends[part] + torch.arange(0, batch * n, n, device=nodes.device).view(-1, 1, 1)  # (B, P, 2)
-        return F.embedding_bag(ends.flatten(0, 1), nodes.reshape(-1, width), mode="sum").view(batch, -1, width)
-
-    def parts(self, batch: int) -> list[slice]:
-        """The pairs in parts small enough for a CPU's cache."""
-        step = max(1, CHUNK // batch)
-        return [slice(i, i + step) for i in range(0, max(1, len(self.flat)), step)]
+    def parts(self, like: Tensor) -> list[slice]:
+        """The pairs, on a CPU and without a gradient in parts small enough for its cache."""
+        step = len(self.flat) if torch.is_grad_enabled() or like.is_cuda else CHUNK // len(like)
+        return [slice(i, i + max(1, step)) for i in range(0, max(1, len(self.flat)), max(1, step))]
 
 
 class _Linear(torch.autograd.Function):
@@ -333,11 +318,13 @@ def square(edges: Tensor, pairs: Pairs) -> Tensor:
     return found
 
 
-def both_ends(nodes: Tensor, pairs: Pairs) -> Tensor:
-    """`Pairs.sum`, differentiable."""
-    found: Tensor = _Linear.apply(
-        nodes, pairs.sum, lambda grad: pairs.square(grad.transpose(1, 2)).sum(-1).transpose(1, 2)
-    )
+def both_ends(nodes: Tensor, pairs: Pairs, part: slice = slice(None)) -> Tensor:
+    """(B, C, N) to (B, C, P), both ends added; of some of the pairs."""
+
+    def added(x: Tensor) -> Tensor:
+        return x.index_select(2, pairs.ends[0, part]).add_(x.index_select(2, pairs.ends[1, part]))
+
+    found: Tensor = _Linear.apply(nodes, added, lambda grad: pairs.square(grad).sum(-1))  # all pairs have gradients
     return found
 
 
@@ -354,7 +341,7 @@ class DistanceBias(nn.Module):
 
     def forward(self, d: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         nodes, edges = distance_features(d, mask, ridges=())
-        return self.node(nodes), square(self.edge(edges).transpose(1, 2), Pairs(mask.shape[1], mask.device))
+        return self.node(nodes), square(self.edge(edges.mT).mT, Pairs(mask.shape[1], mask.device))
 
 
 class DistanceModel(nn.Module):
@@ -368,19 +355,17 @@ class DistanceModel(nn.Module):
 
     precise = True  # stays in float32: rounding of scores changes picks
 
-    def __init__(self, dim: int = 128, layers: int = 4, heads: int = 8, edge: int = 32) -> None:
+    def __init__(self, dim: int = 128, layers: int = 4, heads: int = 4, edge: int = 32) -> None:
         super().__init__()
         self.widths = {"dim": dim, "layers": layers, "heads": heads, "edge": edge}
         blocks = layers // 2
         self.heads = heads
         self.node = nn.Sequential(nn.Linear(NODE_FEATURES + 2 * len(RIDGES), dim), nn.GELU(), nn.Linear(dim, dim))
-        self.edge = nn.Sequential(
-            nn.Linear(EDGE_FEATURES + len(RIDGES), 2 * edge), nn.ReLU(), nn.Linear(2 * edge, edge)
-        )
+        self.edge = nn.Sequential(nn.Linear(EDGE_FEATURES + len(RIDGES), edge), nn.ReLU(), nn.Linear(edge, edge))
         self.bias = nn.ModuleList(nn.Linear(edge, 2 * heads) for _ in range(blocks))
         self.layers = nn.ModuleList(_Layer(dim, heads) for _ in range(2 * blocks))
         self.updates = nn.ModuleList(_EdgeUpdate(dim, edge) for _ in range(blocks))
-        self.norm, self.edge_norm = nn.LayerNorm(dim), nn.LayerNorm(edge)
+        self.norm = nn.LayerNorm(dim)
         self.ends = nn.Linear(dim, 4)  # θ, the stop's gain, breadth of a pick, resistance to being covered
         self.same = nn.Linear(edge, 1)  # the logit of being of one group
         self.cover = nn.Parameter(torch.tensor([2.0, 0.0]))  # its scale and offset in c
@@ -395,17 +380,9 @@ class DistanceModel(nn.Module):
         return self.judge(*distance_features(d, mask), mask)[0]
 
     def judge(self, nodes: Tensor, edges: Tensor, mask: Tensor) -> tuple[Potentials, list[Tensor], Tensor]:
-        """Potentials, after every update of the pairs the logits (B, P) of being of one group, and log k (B,).
-
-        Without a gradient, on a CPU, only the last of the logits.
-        """
+        """Potentials, after every update of the pairs the logits (B, P) of being of one group, and log k (B,)."""
         pairs = Pairs(mask.shape[1], mask.device)
-        h = self.node(nodes).float()
-        if torch.is_grad_enabled() or nodes.is_cuda:
-            h, same = self._layers(h, edges, mask, pairs)
-        else:
-            with without_autocast(h):
-                h, same = self._layers_in_place(h, edges.transpose(1, 2), mask, pairs)
+        h, same = self._layers(self.node(nodes).float(), edges, mask, pairs)
         h = self.norm(h)
         with without_autocast(h):
             h = h.float()
@@ -423,23 +400,14 @@ class DistanceModel(nn.Module):
         return Potentials(theta, stop, DenseCoverage(cover, gain), mask), same, log_k
 
     def _layers(self, h: Tensor, edges: Tensor, mask: Tensor, pairs: Pairs) -> tuple[Tensor, list[Tensor]]:
-        e, same = self.edge(edges.contiguous()), []
-        for to_bias, one, two, update in zip(self.bias, self.layers[::2], self.layers[1::2], self.updates, strict=True):
-            bias = square(to_bias(e).transpose(1, 2), pairs).masked_fill(~mask[:, None, None], -1e4)  # (B, 2H, N, N)
-            h = two(one(h, bias[:, : self.heads]), bias[:, self.heads :])
-            e = update(h, e, mask, pairs)
-            same.append(self.same(self.edge_norm(e)).squeeze(-1).float())
-        return h, same
-
-    def _layers_in_place(self, h: Tensor, edges: Tensor, mask: Tensor, pairs: Pairs) -> tuple[Tensor, list[Tensor]]:
-        """The same for (B, E, P), in parts that stay in the cache of a CPU; nothing is transposed on the way."""
+        """Nodes (B, N, dim) after all layers, and the logits (B, P) of each update, from pairs ``edges`` (B, E, P)."""
         first, _, second = self.edge
         hidden = torch.zeros_like(mask, dtype=h.dtype).masked_fill_(~mask, -1e4)[:, None, None]
-        e = [_mixed(second, _mixed(first, edges[..., part]).relu_()) for part in pairs.parts(len(h))]
+        e = [_mixed(second, _mixed(first, edges[..., part]).relu_()) for part in pairs.parts(h)]
+        same = []
         for to_bias, one, two, update in zip(self.bias, self.layers[::2], self.layers[1::2], self.updates, strict=True):
-            biases = torch.cat([_mixed(to_bias, part) for part in e], 2).split(self.heads, 1)
-            for layer, bias in zip((one, two), biases, strict=True):
-                h = layer(h, pairs.square(bias).add_(hidden))
-            assert isinstance(update, _EdgeUpdate)
-            update.in_place(h, e, mask, pairs)
-        return h, [torch.cat([_mixed(self.same, _normed(self.edge_norm, part)) for part in e], 2).squeeze(1)]
+            bias = square(torch.cat([_mixed(to_bias, part) for part in e], 2), pairs) + hidden  # (B, 2H, N, N)
+            h = two(one(h, bias[:, : self.heads]), bias[:, self.heads :])
+            e = update(h, e, mask, pairs)
+            same.append(torch.cat([_mixed(self.same, _normed(part)) for part in e], 2).squeeze(1).float())
+        return h, same

@@ -19,6 +19,7 @@ from torchcpl.encoders.distances import distances
 
 MOST, MOST_GROUPS = 40, 100  # classes in a bag of up to 160 items, and in any
 PRIMES = (10007, 10037, 10061, 10079, 10093, 10111, 10133, 10151, 10169, 10181, 10211, 10243)
+OVERLAP = 2.5  # standard deviations between the centres of two components on a plane that count as one
 FEWEST = 12  # members of a class in a bag, before it is cut
 SPLIT_FROM = 20  # sets with at least this many classes keep 30 % of them for tests
 
@@ -159,8 +160,10 @@ def wide_labels(batch: int, items: int, classes: int, generator: torch.Generator
         return torch.rand(batch, *shape, generator=generator, device=device)
 
     most = min(most_classes(items), classes)
-    many = uniform(1)
-    k = torch.where(uniform(1) < 0.5, (many * math.log(most + 0.999)).exp(), 1 + many * (most - 0.001)).floor()
+    many, kind = uniform(1), uniform(1)
+    k = (many * math.log(most + 0.999)).exp()
+    k = torch.where(kind < 0.3, 1 + many * (min(most, 8) - 0.001), k)  # few, however large the bag
+    k = torch.where(kind > 0.8, 1 + many * (most - 0.001), k).floor()
     skew = 2 * uniform(1).square()
     shares = (skew * torch.randn(batch, most, generator=generator, device=device)).exp()
     shares = shares.masked_fill(torch.arange(most, device=device) >= k, 0)
@@ -264,23 +267,55 @@ def altered(x: Tensor, mask: Tensor, rng: np.random.Generator, generator: torch.
     return x
 
 
-def round_clouds(labels: Tensor, rng: np.random.Generator, generator: torch.Generator) -> Tensor:
-    """Vectors (B, N, D) of normal distributions of about one width, centred at random in a cube, one for each label."""
+def clouds(labels: Tensor, rng: np.random.Generator, generator: torch.Generator, clear: bool) -> tuple[Tensor, Tensor]:
+    """Vectors (B, N, D) of clouds centred at random in a cube, one for each label; those that overlap get one label.
+
+    Where ``clear`` few of them touch.
+    """
     batch, n = labels.shape
-    most, width = most_classes(n), int(np.exp(rng.uniform(np.log(2), np.log(33))))
-    apart = np.exp(rng.uniform(np.log(4), np.log(20))) * (2 / width) ** 0.5  # half a side, in standard deviations
-    centres = (2 * torch.rand(batch, most, width, generator=generator, device=labels.device) - 1) * apart
-    size = (0.2 * torch.randn(batch, most, 1, generator=generator, device=labels.device)).exp()
-    noise = torch.randn(batch, n, width, generator=generator, device=labels.device)
+    most, device = most_classes(n), labels.device
+    low, high = (2, 33) if rng.random() < 0.75 else (33, 400)
+    width = int(np.exp(rng.uniform(np.log(low), np.log(high))))
+    least, most_apart = (10, 60) if clear else (3, 20)  # half a side, in standard deviations, on a plane
+    apart = np.exp(rng.uniform(np.log(least), np.log(most_apart))) * (2 / width) ** 0.5
+    centres = (2 * torch.rand(batch, most, width, generator=generator, device=device) - 1) * apart
+    size = (rng.uniform(0, 0.4) * torch.randn(batch, most, 1, generator=generator, device=device)).exp()
+    if rng.random() < 0.2:
+        noise = 3.4 * torch.rand(batch, n, width, generator=generator, device=device) - 1.7
+    else:
+        noise = torch.randn(batch, n, width, generator=generator, device=device)
     of = labels.clamp(min=0).unsqueeze(-1)
-    x: Tensor = centres.gather(1, of.expand_as(noise)) + size.gather(1, of) * noise
-    return x
+    x = centres.gather(1, of.expand_as(noise)) + size.gather(1, of) * noise
+    if rng.random() < 0.4:  # all stretched alike
+        x = x * (rng.uniform(0, 0.8) * torch.randn(batch, 1, width, generator=generator, device=device)).exp()
+    return x, merged(labels, centres, size)
 
 
-def invented(labels: Tensor, rng: np.random.Generator, generator: torch.Generator) -> Tensor:
-    """Vectors (B, N, D) of a synthetic mixture with one component per label."""
-    if rng.random() < 0.35:
-        return round_clouds(labels, rng, generator)
+def merged(labels: Tensor, centres: Tensor, size: Tensor) -> Tensor:
+    """Labels (B, N), one for components that overlap or that a chain of such connects: nobody could tell them apart.
+
+    Components have ``centres`` (B, C, D) and standard deviations ``size`` (B, C, 1).
+    """
+    apart = OVERLAP * (centres.shape[-1] / 2) ** 0.125  # harder to see in many dimensions
+    near = torch.cdist(centres, centres) < apart * (size + size.mT) / 2  # (B, C, C)
+    there = (labels.unsqueeze(1) == torch.arange(near.shape[1], device=labels.device).unsqueeze(-1)).any(-1)  # (B, C)
+    reach = (near & there.unsqueeze(1) & there.unsqueeze(2)).float()
+    for _ in range((near.shape[1] - 1).bit_length()):
+        reach = (reach @ reach).clamp(max=1)
+    first = (reach > 0).to(torch.uint8).argmax(-1)  # (B, C)
+    found: Tensor = first.gather(1, labels.clamp(min=0)).where(labels >= 0, -1)
+    return found
+
+
+def invented(
+    labels: Tensor, rng: np.random.Generator, generator: torch.Generator, clear: bool
+) -> tuple[Tensor, Tensor]:
+    """Vectors (B, N, D) of a synthetic mixture with one component per label; the labels, some merged.
+
+    Where ``clear`` most components are well apart.
+    """
+    if rng.random() < 0.5:
+        return clouds(labels, rng, generator, clear)
     batch, n = labels.shape
     device = labels.device
 
@@ -295,8 +330,8 @@ def invented(labels: Tensor, rng: np.random.Generator, generator: torch.Generato
     where = labels.clamp(min=0).unsqueeze(-1).expand(-1, -1, latent)
     # Distance of two centres in standard deviations of a component along the line between them.
     apart = (uniform(batch, 1, 1) * math.log(4) + math.log(3)).exp()
-    if rng.random() < 0.35:
-        apart = apart * rng.uniform(1, 10)
+    if clear or rng.random() < 0.35:
+        apart = apart * rng.uniform(2 if clear else 1, 10)
     centres = normal(batch, most, latent) * apart / math.sqrt(2 * latent)
     if rng.random() < 0.25:  # groups of groups
         above = torch.randint(4, (batch, most, 1), generator=generator, device=device).expand(-1, -1, latent)
@@ -312,8 +347,13 @@ def invented(labels: Tensor, rng: np.random.Generator, generator: torch.Generato
     if rng.random() < 0.3:  # curved, or rings
         angle = rng.uniform(1, 2 * math.pi) * (uniform(batch, n, 1) - 0.5)
         u, v = (F.normalize(normal(batch, most, latent), dim=-1).gather(1, where) for _ in range(2))
-        radius = rng.uniform(1, 5)
+        radius = np.exp(rng.uniform(0, np.log(12)))
+        if rng.random() < 0.3:  # around one centre
+            radius = radius * (1 + 3 * uniform(batch, most, 1).gather(1, labels.clamp(min=0).unsqueeze(-1)))
+            x = noise * size.gather(1, where)
         x = x + radius * (angle.sin() * u + angle.cos() * v)
+    else:
+        labels = merged(labels, centres, size.mean(-1, keepdim=True))
     width = int(np.exp(rng.uniform(np.log(2), np.log(256))))
     if rng.random() < 0.5:  # through a random network
         hidden = 64
@@ -328,7 +368,7 @@ def invented(labels: Tensor, rng: np.random.Generator, generator: torch.Generato
         twin = torch.arange(n, device=device) // 2 * 2
         same = (labels == labels[:, twin]).unsqueeze(-1)
         x = torch.where(same, x[:, twin] + 0.01 * x.std() * normal(*x.shape), x)
-    return x
+    return x, labels
 
 
 # ---------------------------------------------------------------------------------------------- bags
@@ -345,20 +385,23 @@ class Mixture:
         self.generator = torch.Generator(device)
 
     @torch.no_grad()
-    def bags(self, step: int, batch: int, items: int, wide: float) -> Bags:
-        """``batch`` bags of at most ``items``; a share ``wide`` of the groups has any composition."""
+    def bags(self, step: int, batch: int, items: int, wide: tuple[float, float]) -> Bags:
+        """``batch`` bags of at most ``items``; shares ``wide`` of the real and the made-up groups: any composition."""
         self.generator.manual_seed(self.seed * 1_000_003 + step)
         rng = np.random.default_rng([self.seed, step])
         parts = [self._group(min(self.group, batch - i), items, wide, rng) for i in range(0, batch, self.group)]
         return Bags(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
-    def _group(self, batch: int, items: int, wide: float, rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    def _group(
+        self, batch: int, items: int, wide: tuple[float, float], rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
         drawn = torch.zeros(batch, len(self.sets), dtype=torch.bool, device=self.device)
         made_up = rng.random() < self.synthetic
-        compose = wide_labels if rng.random() < wide else protocol_labels
+        compose = wide_labels if rng.random() < wide[made_up] else protocol_labels
         if made_up:
             labels = compose(batch, items, most_classes(items), self.generator)
-            x = invented(labels, rng, self.generator)
+            # Where groups are not clear only the prior can tell their number: let that be the benchmark's.
+            x, labels = invented(labels, rng, self.generator, clear=compose is wide_labels)
         else:
             chosen = rng.permutation(len(self.sets))[: 2 if rng.random() < 0.2 * self.varied else 1].tolist()
             x, labels = self._real([self.sets[i] for i in chosen], batch, items, compose, rng)

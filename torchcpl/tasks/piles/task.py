@@ -18,7 +18,7 @@ from torchcpl.decoding.greedy import greedy
 from torchcpl.encoders.distances import DistanceModel, distance_features
 from torchcpl.functional import logsumexp, prefix_logits
 from torchcpl.metrics import cluster_scores
-from torchcpl.potentials import Potentials, Selection, picked_mask
+from torchcpl.potentials import Potentials, Selection
 from torchcpl.select import greedy_to_median, median_length
 from torchcpl.tasks.base import SelectionModel
 from torchcpl.tasks.piles.data import (
@@ -37,10 +37,9 @@ from torchcpl.train import device_of
 METHODS = {"cpl": "CPL"}
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
 OWN_STEPS = 30  # of the model's own picks
-BEYOND = 4  # contexts beyond full coverage
 LARGE_EVERY = 3  # steps, of which one has large bags
 MOST_PICKS = 30  # in validation, of bags of at most ten classes
-SHIFTS = tuple(round(-2.5 + 0.1 * i, 1) for i in range(31))  # of the stop's logit, to choose from
+SHIFTS = tuple(round(-1.5 + 0.1 * i, 1) for i in range(31))  # of the stop's logit, to choose from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +52,15 @@ class PilesConfig(TrainConfig):
     leave_out: tuple[str, ...] = option((), "sets of the folder that training must not see")
     dim: int = option(128, "width of the nodes", low=1)
     layers: int = option(4, "attention layers, two for every update of the pairs", low=2)
-    heads: int = option(8, "attention heads", low=1)
+    heads: int = option(4, "attention heads", low=1)
     edge: int = option(32, "width of the pairs", low=1)
     steps: int = option(200, "steps of an epoch", low=1)
     items: int = option(160, "most items of a bag", low=2)
     large: int = option(512, "most items of a bag in every third step, with fewer bags", low=2)
-    synthetic: float = option(0.4, "share of made-up bags", low=0.0, high=1.0)
+    synthetic: float = option(0.3, "share of made-up bags", low=0.0, high=1.0)
     varied: float = option(1.0, "how often real sets are recoloured, paired and their classes pulled apart", low=0.0)
-    wide: float = option(0.45, "share of bags whose composition is not the benchmark's", low=0.0, high=1.0)
+    wide: float = option(0.0, "share of real bags whose composition is not the benchmark's", low=0.0, high=1.0)
+    wide_made_up: float = option(0.3, "the same of made-up bags", low=0.0, high=1.0)
     group: int = option(16, "bags of a batch that share a source", low=1)
     permutations: int = option(2, "random orders of each target", low=1)
     pair_weight: float = option(1.0, "weight of telling whether two items are of one class", low=0.0)
@@ -68,13 +68,13 @@ class PilesConfig(TrainConfig):
     validation_bags: int = option(40, "bags of each set", low=1)
 
 
-def cover_nll(pot: Potentials, labels: Tensor, orders: Tensor, beyond: int = 0) -> Tensor:
+def cover_nll(pot: Potentials, labels: Tensor, orders: Tensor) -> Tensor:
     """−log P(the next pick is of a class not yet covered), or of the stop after as many picks as classes; (B,).
 
     The marginal over which member represents a class: every member is a right answer. ``orders`` (B, P, T) are picks
     that lead through the contexts, right or wrong; −1 after the end. With k classes the sum is over the prefixes of
-    up to k + ``beyond`` picks, over their mean number: else long ones would be seen of large bags alone, and many picks
-    speak against the stop. Every prefix counts alike, so that P(stop) is the share of bags with no more classes.
+    up to k picks, over their mean number: P(stop) after t picks is the share of bags with t classes among those with t
+    or more, and the number of picks is distributed as the model believes the number of classes to be.
     """
     steps = orders.shape[2]
     logits = prefix_logits(pot, orders, Rules(pot))  # (B, P, T+1, N+1)
@@ -86,7 +86,7 @@ def cover_nll(pot: Potentials, labels: Tensor, orders: Tensor, beyond: int = 0) 
     norm = logits.logsumexp(-1)
     going_on = norm - logsumexp(logits[..., :-1].masked_fill(~left, -torch.inf))
     k = count_classes(labels).view(-1, 1, 1)
-    counted = place <= k + beyond  # (B, 1, T+1)
+    counted = place <= k  # (B, 1, T+1)
     terms = torch.where(place < k, going_on, norm - logits[..., -1]).masked_fill(~counted, 0)
     return terms.sum(-1).mean(1) / counted.sum(-1).float().mean()
 
@@ -113,8 +113,8 @@ def own_orders(pot: Potentials, steps: int, noise: Sequence[float]) -> Tensor:
     return torch.stack(picks, -1)
 
 
-def random_orders(labels: Tensor, permutations: int, beyond: int = 0) -> Tensor:
-    """(B, P, T) one random member of every class in random order, then ``beyond`` others, −1 after the end."""
+def random_orders(labels: Tensor, permutations: int) -> Tensor:
+    """(B, P, T) one random member of every class in random order, −1 after the end."""
     batch, n = labels.shape
     keys = torch.rand(batch, permutations, n, device=labels.device)
     own = labels.view(batch, 1, 1, n) == torch.arange(most_classes(n), device=labels.device).view(
@@ -122,11 +122,7 @@ def random_orders(labels: Tensor, permutations: int, beyond: int = 0) -> Tensor:
     )  # (B, 1, T, N)
     best, member = keys.unsqueeze(2).masked_fill(~own, -1).max(-1)  # (B, P, T)
     order = (torch.rand(member.shape, device=labels.device) + 2 * (best < 0)).argsort(-1)
-    first = member.masked_fill(best < 0, -1).gather(2, order)
-    taken = picked_mask(first, n) | (labels < 0).unsqueeze(1)
-    rest, others = (1 - keys).masked_fill(taken, -1).topk(min(beyond, n))  # (B, P, beyond)
-    both = torch.cat([first, others.masked_fill(rest < 0, -1)], -1)
-    return both.gather(2, (both < 0).to(torch.uint8).argsort(dim=-1, stable=True))
+    return member.masked_fill(best < 0, -1).gather(2, order)
 
 
 def pair_loss(same: Tensor, labels: Tensor) -> Tensor:
@@ -157,8 +153,8 @@ class PilesModel(SelectionModel):
         mask, k = labels >= 0, count_classes(labels).clamp(min=1)
         pot, same, log_k = self.net.judge(batch["nodes"], batch["edges"], mask)
         by_bag = {
-            "taught": cover_nll(pot, labels, random_orders(labels, self.permutations, BEYOND), BEYOND),
-            "own": cover_nll(pot, labels, own_orders(pot, OWN_STEPS, (0.0, 0.5)), BEYOND),
+            "taught": cover_nll(pot, labels, random_orders(labels, self.permutations)),
+            "own": cover_nll(pot, labels, own_orders(pot, OWN_STEPS, (0.0, 0.5))),
             "pairs": torch.stack([pair_loss(logits, labels) for logits in same]).mean(0),
             "count": F.smooth_l1_loss(log_k, k.log(), beta=0.3, reduction="none"),
         }
@@ -242,7 +238,7 @@ class PilesTask:
         }
         if not self.chosen_on:
             fresh = Mixture([], config.seed + 1, torch.device("cpu"), config.group, 1.0)
-            self.chosen_on["synthetic"] = fresh.bags(2**30, count, config.items, 0.0)
+            self.chosen_on["synthetic"] = fresh.bags(2**30, count, config.items, (0.0, 0.0))
         self.reported = {name: fixed_bags(rows, count) for name, rows in self.reported_rows().items()}
 
     def reported_rows(self) -> dict[str, Rows]:
@@ -264,10 +260,10 @@ class PilesTask:
     @torch.no_grad()
     def draw(self, step: int) -> dict[str, Tensor]:
         config = self.config
-        items, count, wide = config.items, config.batch_size, config.wide
+        items, count, wide = config.items, config.batch_size, (config.wide, config.wide_made_up)
         if step % LARGE_EVERY == LARGE_EVERY - 1 and config.large > items:
             items, count = config.large, max(1, round(count * (items / config.large) ** 2))
-            wide = (1 + wide) / 2  # or the size of a large bag would tell how many classes it has
+            wide = (1 + wide[0]) / 2, (1 + wide[1]) / 2  # or the size of a large bag would tell how many classes it has
         bags = self.mixture.bags(step, count, items, wide)
         nodes, edges = distance_features(bags.d, bags.mask)
         assert bags.drawn is not None
