@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # The full tables of each task, and of the first the columns that the README shows.
 TABLES = {
     "subsets": {
-        "subsets-cifar100-tuned.json": "The best recipe found, CIFAR-100 features",
+        "subsets-cifar100-tuned.json": "The best recipe found that sees the features only, CIFAR-100 features",
+        "subsets-cifar100-distances.json": "The same, told the distances between the items too",
         "subsets-cifar100-paper.json": "The paper's recipe, CIFAR-100 features",
         "subsets-classes.json": "Classes never seen: 60 to train on, 10 to choose on, 30 to report on",
         "subsets-classes-trials.json": "Classes never seen, one seed: what the encoder sees",
@@ -40,6 +41,7 @@ TABLES = {
     },
 }
 SHORT = {"subsets": ("method", "clu_f1", "card_err", "ms"), "paths": ("method", "min_ade", "min_hd", "off_road", "ms")}
+FURTHER = {"subsets": ("subsets-cifar100-distances.json", "CPL + distances")}  # rows of another table on the same bags
 
 # Gartrell et al. (ICLR 2021), table 2: apparel. Quoted as remembered.
 GARTRELL = (
@@ -67,7 +69,11 @@ def short(task: str, name: str = "") -> str:
     """A few columns of a task's first table, or of the one named."""
     columns = tuple(column for column in TASKS[task].columns if column.name in SHORT[task])
     table = Table.read(ROOT / "results" / (name or next(iter(TABLES[task]))), columns)
-    return replace(table, published=(), notes=()).markdown().rstrip()
+    rows = list(table.rows)
+    if not name and task in FURTHER:
+        file, method = FURTHER[task]
+        rows += [row for row in Table.read(ROOT / "results" / file, columns).rows if row["method"] == method]
+    return replace(table, rows=rows, published=(), notes=()).markdown().rstrip()
 
 
 def baskets() -> dict[str, list[dict[str, Any]]]:
