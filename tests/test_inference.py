@@ -236,7 +236,7 @@ def test_copies_of_a_result() -> None:
     }
     found = copied(given)
     assert found["more"][1:] == ("words", None, 3)
-    before, after = (list(leaves(value)) for value in (given, found))
+    before, after = (leaves(value).items() for value in (given, found))
     for (place, x), (same_place, y) in zip(before, after, strict=True):
         assert place == same_place
         if isinstance(x, Tensor):

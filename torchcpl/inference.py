@@ -141,7 +141,7 @@ class Compiled:
             raise ValueError("model: expected one in evaluation mode, as after model.eval(), got one in training mode")
         self.copy = copy
         self.dtype = dtype
-        devices = {leaf.device for _, leaf in leaves(given) if isinstance(leaf, Tensor)}
+        devices = {leaf.device for leaf in leaves(given).values() if isinstance(leaf, Tensor)}
         if len(devices) != 1:
             raise ValueError(
                 f"example: expected tensors on one device, got {sorted(map(str, devices)) or 'no tensors'}"
@@ -161,11 +161,11 @@ class Compiled:
         return new
 
     def _bind(self, given: tuple[Any, ...]) -> None:
-        self.leaves = dict(leaves(given))
+        self.leaves = leaves(given)
         self.captured: Captured | None = None
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
-                inputs = each_tensor(given, lambda tensor: tensor.detach().clone())  # with the graph's strides
+                inputs = map_tensors(given, lambda tensor: tensor.detach().clone())  # with the graph's strides
                 side = torch.cuda.Stream()
                 side.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(side):
@@ -175,7 +175,7 @@ class Compiled:
                 self.captured = Captured(self._run, inputs)
 
     def __call__(self, *given: Any) -> Any:
-        found = dict(leaves(given))
+        found = leaves(given)
         self._check(found)
         if self.captured is None:
             return self._run(given)
@@ -214,8 +214,8 @@ class Captured:
     """
 
     def __init__(self, work: Callable[[Any], Any], example: Any) -> None:
-        inputs = each_tensor(example, lambda tensor: tensor.detach().clone())
-        self.leaves = dict(leaves(inputs))
+        inputs = map_tensors(example, lambda tensor: tensor.detach().clone())
+        self.leaves = leaves(inputs)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.result = work(inputs)
@@ -274,7 +274,7 @@ def _inside(module: nn.Module, mark: str) -> set[nn.Module]:
 
 
 def _in_float32(kind: str, forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    given, named = each_tensor((given, named), lambda t: t.float() if t.dtype in (torch.bfloat16, torch.float16) else t)
+    given, named = map_tensors((given, named), lambda t: t.float() if t.dtype in (torch.bfloat16, torch.float16) else t)
     with torch.autocast(kind, enabled=False):
         return forward(*given, **named)
 
@@ -312,44 +312,37 @@ def _float32_products(precision: str | None) -> Iterator[None]:
 @torch.no_grad()
 def copied(value: Any) -> Any:
     """``value`` with its tensors cloned, those of one dtype by one kernel."""
-    found = [leaf for _, leaf in leaves(value) if isinstance(leaf, Tensor)]
-    copies = [torch.empty_like(tensor) for tensor in found]
-    for dtype in {tensor.dtype for tensor in found}:
-        alike = [i for i, tensor in enumerate(found) if tensor.dtype == dtype]
-        torch._foreach_copy_([copies[i] for i in alike], [found[i] for i in alike])
-    ready = iter(copies)
-    return each_tensor(value, lambda _: next(ready))
+    found = {place: leaf for place, leaf in leaves(value).items() if isinstance(leaf, Tensor)}
+    copies = {place: torch.empty_like(tensor) for place, tensor in found.items()}
+    for dtype in {tensor.dtype for tensor in found.values()}:
+        alike = [place for place, tensor in found.items() if tensor.dtype == dtype]
+        torch._foreach_copy_([copies[place] for place in alike], [found[place] for place in alike])
+    return map_leaves(value, lambda place, leaf: copies.get(place, leaf))
 
 
-def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """``value`` with all its tensors mapped, through tuples, lists, dicts and dataclasses."""
-    if isinstance(value, Tensor):
-        return change(value)
+def leaves(value: Any) -> dict[str, Any]:
+    """The tensors and constants in ``value`` by their path: ``input.features``, ``input[0]``."""
+    found: dict[str, Any] = {}
+    map_leaves(value, found.setdefault)
+    return found
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """``value`` with all its tensors changed."""
+    return map_leaves(value, lambda _, leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
+
+
+def map_leaves(value: Any, change: Callable[[str, Any], Any], path: str = "input") -> Any:
+    """``value`` with ``change(path, leaf)`` for each leaf of its tuples, lists, dicts and dataclasses."""
     if is_dataclass(value) and not isinstance(value, type):
         new = shallow(value)
         for field in fields(value):
-            object.__setattr__(new, field.name, each_tensor(getattr(value, field.name), change))
+            part = map_leaves(getattr(value, field.name), change, f"{path}.{field.name}")
+            object.__setattr__(new, field.name, part)
         return new
-    if isinstance(value, tuple):
-        parts = [each_tensor(part, change) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if isinstance(value, list):
-        return [each_tensor(part, change) for part in value]
     if isinstance(value, dict):
-        return {key: each_tensor(part, change) for key, part in value.items()}
-    return value
-
-
-def leaves(value: Any, place: str = "input") -> Iterator[tuple[str, Any]]:
-    """The path and value of every tensor and constant: ``input.features``, ``input[0]``."""
-    if is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from leaves(getattr(value, field.name), f"{place}.{field.name}")
-    elif isinstance(value, tuple | list):
-        for i, part in enumerate(value):
-            yield from leaves(part, f"{place}[{i}]")
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from leaves(part, f"{place}[{key!r}]")
-    else:
-        yield place, value
+        return {key: map_leaves(part, change, f"{path}[{key!r}]") for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [map_leaves(part, change, f"{path}[{i}]") for i, part in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts) if isinstance(value, tuple) else parts
+    return change(path, value)
