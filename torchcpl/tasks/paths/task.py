@@ -23,7 +23,7 @@ from torchcpl.kernels.streams import side_by_side
 from torchcpl.metrics import IMAGE_DIAGONAL, answer_scores, calibration_error, off_road, path_distances, path_scores
 from torchcpl.potentials import Potentials, Selection
 from torchcpl.selectors import Hungarian, Method, MultiHypothesis, PointerHead, Stepwise, Threshold
-from torchcpl.tasks.base import SelectionModel
+from torchcpl.tasks.base import SelectionModel, first_batches
 from torchcpl.tasks.paths.backbones import BACKBONES, build_backbone, position_code
 from torchcpl.tasks.paths.maps import load_maps
 from torchcpl.tasks.paths.procedural import procedural_map
@@ -387,10 +387,7 @@ class PathsTask:
 
     def examples(self, batch: int, limit: int) -> list[Tensor]:
         """Images of the first reported scenes, ``batch`` at a time, up to ``limit`` times."""
-        limit = min(limit, len(self.reported) // batch)
-        if not limit:
-            raise ValueError(f"batch: expected at most {len(self.reported)}, the scenes reported on, got {batch}")
-        return list(self.reported.images[: batch * limit].split(batch))
+        return [images for images, _, _ in first_batches(self.reported, batch, limit, "the scenes reported on")]
 
     def report_answers(self, model: PathsModel, count: int) -> dict[str, float]:
         """What `answer_scores` says of up to ``count`` answers on the reported scenes, and the calibration error.
