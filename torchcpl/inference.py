@@ -81,30 +81,32 @@ class Bucketed:
             check_count("buckets", size, 1)
         _check_bag(example)
         self.buckets, self.batch = sorted(set(buckets)), len(example[0])
-        size, padded = self._padded(*example)
-        self.graphs = {size: compile(padded)}
+        size = self._bucket(*example[1].shape)
+        self.graphs = {size: compile(self._padded(size, *example))}
         # Padding buys graphs that can be replayed; where nothing is captured it would only cost.
         self.pads = example[0].device.type == "cuda"
 
     def __call__(self, *given: Any) -> Selection:
         _check_bag(given)
-        first = next(iter(self.graphs.values()))
-        size, padded = self._padded(*given)
+        first, size = next(iter(self.graphs.values())), self._bucket(*given[1].shape)
         if not self.pads:
             return first.like(*given)(*given)  # type: ignore[no-any-return]
+        padded = self._padded(size, *given)
         if size not in self.graphs:
             self.graphs[size] = first.like(*padded)
         return _cut(self.graphs[size](*padded), *given[1].shape)
 
-    def _padded(self, features: Tensor, mask: Tensor) -> tuple[int, tuple[Tensor, Tensor]]:
-        """The bucket, and the arguments padded up to it and to the example's batch."""
-        batch, n = mask.shape
+    def _bucket(self, batch: int, n: int) -> int:
+        """The bucket of n candidates."""
         if batch > self.batch or n > self.buckets[-1]:
             room = f"at most {self.batch} rows, as the example has, of {self.buckets[-1]} candidates, the last bucket"
-            raise ValueError(f"input: expected {room}, got {describe(mask)}")
-        size = next(bucket for bucket in self.buckets if bucket >= n)
-        more, rows = size - n, self.batch - batch
-        return size, (pad(features, (0, 0, 0, more, 0, rows)), pad(mask, (0, more, 0, rows)))
+            raise ValueError(f"input: expected {room}, got {batch} of {n}")
+        return next(bucket for bucket in self.buckets if bucket >= n)
+
+    def _padded(self, size: int, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The arguments padded up to a bucket and to the example's batch."""
+        more, rows = size - mask.shape[1], self.batch - len(mask)
+        return pad(features, (0, 0, 0, more, 0, rows)), pad(mask, (0, more, 0, rows))
 
 
 def _check_bag(given: tuple[Any, ...]) -> None:
