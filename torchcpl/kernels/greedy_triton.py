@@ -221,7 +221,7 @@ def _choose(pick, logit, score, stop, stop_score, best, mass, log_threshold, N):
 
 
 @triton.jit
-def _nothing(N, LANES: tl.constexpr):
+def _empty_lanes(N, LANES: tl.constexpr):
     """What lanes start with: a best score, whose place and logit, and a mass as mass·exp(top)."""
     none = tl.full((LANES,), -float("inf"), tl.float32)
     top = tl.full((LANES,), LOWEST, tl.float32)
@@ -229,8 +229,8 @@ def _nothing(N, LANES: tl.constexpr):
 
 
 @triton.jit
-def _take_in(logits, scores, at, best, place, logit, top, mass):
-    """Add a tile to what every lane keeps."""
+def _accumulate(logits, scores, at, best, place, logit, top, mass):
+    """Online softmax and argmax: add a tile to what every lane keeps."""
     better = scores > best
     best = tl.where(better, scores, best)
     place = tl.where(better, at, place)
@@ -241,12 +241,12 @@ def _take_in(logits, scores, at, best, place, logit, top, mass):
 
 
 @triton.jit
-def _gather(best, place, logit, top, mass, N):
+def _merge_lanes(best, place, logit, top, mass, N):
     """What all lanes keep: the best candidate, its score and logit, and the mass as peak and weight."""
     pick, score = _argmax(best, place, N)
     peak = tl.max(top, 0)
-    its = tl.max(tl.where(place == pick, logit, -float("inf")), 0)
-    return pick, score, its, peak, tl.sum(mass * tl.exp(top - peak), 0)
+    pick_logit = tl.max(tl.where(place == pick, logit, -float("inf")), 0)
+    return pick, score, pick_logit, peak, tl.sum(mass * tl.exp(top - peak), 0)
 
 
 @triton.jit
@@ -417,7 +417,7 @@ def _decode_tiles(
     # What was found in the step before: the best candidate, its score and logit; the mass as weight·exp(peak).
     found = tl.full((), 0, tl.int32) + N
     score = tl.full((), -float("inf"), tl.float32)
-    its = score
+    pick_logit = score
     peak = tl.full((), LOWEST, tl.float32)
     weight = tl.full((), 0.0, tl.float32)
     pick = found
@@ -427,7 +427,7 @@ def _decode_tiles(
     while step < end:
         if step > 0:
             if LANES > 1:
-                best, place, logit, top, mass = _nothing(N, LANES)
+                best, place, logit, top, mass = _empty_lanes(N, LANES)
                 for start in range(0, programs, LANES):
                     each = start + tl.arange(0, LANES)
                     here = partial + (step + 1) % 2 * 5 * spread + row * programs + each
@@ -442,7 +442,7 @@ def _decode_tiles(
                     higher = tl.maximum(top, other)
                     mass = mass * tl.exp(top - higher) + more * tl.exp(other - higher)
                     top = higher
-                found, score, its, peak, weight = _gather(best, place, logit, top, mass, N)
+                found, score, pick_logit, peak, weight = _merge_lanes(best, place, logit, top, mass, N)
             if values is not None:
                 added_stop = tl.sum(ending * context, 0)
             halt = tl.load(stop + b * stop_b).to(tl.float32) + added_stop
@@ -450,7 +450,7 @@ def _decode_tiles(
             stop_score = halt
             if seed is not None:
                 stop_score = halt * sharpness + _gumbel(tl.load(seed), row.to(tl.int32), step - 1, N)
-            pick, gain = _choose(found, its, score, halt, stop_score, peak, weight, log_threshold, N)
+            pick, gain = _choose(found, pick_logit, score, halt, stop_score, peak, weight, log_threshold, N)
             going = running & (pick < N)  # of one that has stopped, what is read here means nothing
             if values is not None:
                 value = values + b * values_b + pick.to(tl.int64) * values_n + h * values_h
@@ -472,7 +472,7 @@ def _decode_tiles(
             tl.debug_barrier()  # all threads see that the pick is gone
         if running & (step < max_len):
             query = context * scale
-            best, place, logit, top, mass = _nothing(N, BLOCK)
+            best, place, logit, top, mass = _empty_lanes(N, BLOCK)
             for start in tl.range(mine * BLOCK, N, programs * BLOCK, num_stages=STAGES):
                 at = start + tl.arange(0, BLOCK)
                 # Before the first pick there is nothing to read.
@@ -493,13 +493,13 @@ def _decode_tiles(
                 scores = logits
                 if seed is not None:
                     scores = logits * sharpness + _gumbel(tl.load(seed), row.to(tl.int32), step, at)
-                best, place, logit, top, mass = _take_in(logits, scores, at, best, place, logit, top, mass)
-            found, score, its, peak, weight = _gather(best, place, logit, top, mass, N)
+                best, place, logit, top, mass = _accumulate(logits, scores, at, best, place, logit, top, mass)
+            found, score, pick_logit, peak, weight = _merge_lanes(best, place, logit, top, mass, N)
             if LANES > 1:
                 here = partial + step % 2 * 5 * spread + row * programs + mine
                 tl.store(here, score)
                 tl.store(here + spread, found.to(tl.float32, bitcast=True))
-                tl.store(here + 2 * spread, its)
+                tl.store(here + 2 * spread, pick_logit)
                 tl.store(here + 3 * spread, peak)
                 tl.store(here + 4 * spread, weight)
             step += 1
