@@ -80,7 +80,8 @@ class Bucketed:
         for size in buckets:
             check_count("buckets", size, 1)
         _check_bag(example)
-        self.buckets, self.batch = sorted(set(buckets)), len(example[0])
+        self.buckets: list[int] = sorted(buckets)
+        self.batch = len(example[0])
         size = self._bucket(*example[1].shape)
         self.graphs = {size: compile(self._padded(size, *example))}
         # Padding buys graphs that can be replayed; where nothing is captured it would only cost.

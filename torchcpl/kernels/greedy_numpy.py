@@ -211,13 +211,13 @@ def _stops(scores: Array, best: Any, log_threshold: float) -> bool:
     return bool(stop - peak - np.log(np.exp(scores - peak).sum()) >= log_threshold)
 
 
-Effect = Callable[[int], tuple[Array, Any]]  # of a pick: what it adds to the candidates (N,) and to the stop
+Effect = Callable[[int], tuple[Any, Any]]  # of a pick: what it adds to the candidates (N,) and to the stop, or None
 
 
 def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[int], None]:
     """Add a pick's effect to the scores (N+1,) of one row."""
     candidates, n = scores[:-1], len(scores) - 1
-    effect = _effect(interaction, row)
+    effect, second = _effects(interaction, row)
 
     def add(pick: int, plus: Any = np.add) -> None:
         column, stop = effect(pick)
@@ -225,12 +225,11 @@ def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[
         if stop is not None:
             scores[n] += stop
 
-    if isinstance(interaction, Dense | LowRank):
+    if second is None:
         return add
     # What is covered and what the latest pick adds is computed anew at every step, so the sums are kept apart.
     total = scores.copy()
     sums, covered = total[:n], np.zeros_like(candidates)
-    second = _second_effect(interaction, row)
 
     def add_anew(pick: int) -> None:
         column, stop = effect(pick)
@@ -248,38 +247,34 @@ def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[
     return add_anew
 
 
-def _effect(interaction: Interaction, row: int) -> Effect:
-    """What a pick adds for good."""
+def _effects(interaction: Any, row: int) -> tuple[Effect, Effect | None]:
+    """What a pick adds for good; and how far it covers the others, as logits, or what it adds while the latest."""
+
+    def of_row(table: Tensor | None) -> Any:
+        return None if table is None else _array(table[row])
+
+    def product(keys: Tensor, values: Tensor, stop_key: Tensor | None) -> Effect:
+        """keys·values[pick]/√h."""
+        left, right, last = of_row(keys), of_row(values), of_row(stop_key)
+        scale, column = 1 / math.sqrt(max(left.shape[1], 1)), np.empty(len(left), dtype=left.dtype)
+
+        def effect(pick: int) -> tuple[Array, Any]:
+            value = right[pick] * scale
+            return np.matmul(left, value, column), None if last is None else last @ value
+
+        return effect
+
     if isinstance(interaction, Dense | DenseCoverage):
-        columns = _array(interaction.W[row]).T if isinstance(interaction, Dense) else np.zeros(interaction.shape[1])
-        stops = None if interaction.stop_row is None else _array(interaction.stop_row[row])
-        return lambda pick: (columns[pick], None if stops is None else stops[pick])
-    assert isinstance(interaction, LowRank | Coverage | Recent)
-    return _product(interaction.keys[row], interaction.values[row], interaction.stop_key, row)
-
-
-def _second_effect(interaction: Interaction, row: int) -> Effect:
-    """How far a pick covers the others, as logits, or what it adds while it is the latest."""
-    if isinstance(interaction, DenseCoverage):
-        columns = _array(interaction.cover[row]).T
-        return lambda pick: (columns[pick], None)
+        columns = of_row(interaction.W if isinstance(interaction, Dense) else interaction.cover).T
+        stops = of_row(interaction.stop_row)
+        if isinstance(interaction, Dense):
+            return lambda pick: (columns[pick], None if stops is None else stops[pick]), None
+        return lambda pick: (0, None if stops is None else stops[pick]), lambda pick: (columns[pick], None)
+    first = product(interaction.keys, interaction.values, interaction.stop_key)
+    if isinstance(interaction, Coverage):
+        cover = product(interaction.cover_keys, interaction.cover_values, None)
+        offset = of_row(interaction.cover_offset)
+        return first, lambda pick: (cover(pick)[0] + offset, None)
     if isinstance(interaction, Recent):
-        return _product(interaction.last_keys[row], interaction.last_values[row], interaction.last_stop_key, row)
-    assert isinstance(interaction, Coverage)
-    product = _product(interaction.cover_keys[row], interaction.cover_values[row], None, row)
-    offset = interaction.cover_offset[row].item()
-    return lambda pick: (product(pick)[0] + offset, None)
-
-
-def _product(keys: Tensor, values: Tensor, stop_key: Tensor | None, row: int) -> Effect:
-    """keys·values[pick]/√h of the factors (N, h) of a row."""
-    left, right = _array(keys), _array(values)
-    ending = None if stop_key is None else _array(stop_key[row])
-    scale = 1 / math.sqrt(max(keys.shape[1], 1))
-    column = np.empty(len(left), dtype=left.dtype)
-
-    def effect(pick: int) -> tuple[Array, Any]:
-        value = right[pick] * scale
-        return np.matmul(left, value, column), None if ending is None else ending @ value
-
-    return effect
+        return first, product(interaction.last_keys, interaction.last_values, interaction.last_stop_key)
+    return first, None

@@ -242,8 +242,6 @@ def split_scenes(scenes: Scenes, split: str, val: float = 0.2, held_out: float =
         if split == "geography":
             seen, beyond, lost = _part(everything, val, scenes)
             held_out = min(held_out * len(scenes) / max(len(seen), 1), 1.0)  # fewer may be left than are to be held out
-        elif name is None:
-            raise ValueError(f"split = {split!r}: expected index, geography or {MAP}NAME")
         elif name in scenes.maps:
             left_out = scenes.map_index == scenes.maps.index(name)
             seen, beyond = everything[~left_out], everything[left_out]
