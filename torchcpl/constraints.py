@@ -161,8 +161,7 @@ class Rules:
         if max_len is not None:
             check_count("max_len", max_len, 0)
         check_count("min_len", min_len, 0)
-        smaller = torch.sym_min if tracing() else min  # n may be symbolic
-        self.max_len = n if max_len is None else smaller(max_len, n)
+        self.max_len = n if max_len is None else torch.sym_min(max_len, n)  # n may be symbolic
         self.min_len = min_len
         _check_stop_bias(stop_bias, pot)
         self.stop_bias = stop_bias
