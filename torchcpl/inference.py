@@ -23,7 +23,7 @@ from torchcpl.kernels.pairs import pairs
 from torchcpl.potentials import Selection
 
 WARM_UPS = 3  # eager runs before the capture, for compilation and workspaces
-HALVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that autocast computes in the smaller dtype
+AUTOCAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that autocast computes in the smaller dtype
 
 
 def compile_for_inference(
@@ -150,11 +150,11 @@ class Compiled:
                 f"example: expected tensors on one device, got {sorted(map(str, devices)) or 'no tensors'}"
             )
         (self.device,) = devices
-        self.model = model if dtype == torch.float32 else _halved(model, dtype, precise, self.device.type)
-        self.products: str | None = None  # precision of float32 products, None for torch's setting
+        self.model = model if dtype == torch.float32 else _cast(model, dtype, precise, self.device.type)
+        self.matmul_precision: str | None = None  # precision of float32 products, None for torch's setting
         if dtype == torch.bfloat16 and self.device.type == "cuda":
             paired = precise and module is not None and _inside(module, "paired")
-            self.products = "highest" if paired else "high"
+            self.matmul_precision = "highest" if paired else "high"
         self._bind(given)
 
     def like(self, *example: Any) -> Compiled:
@@ -189,7 +189,7 @@ class Compiled:
         half = self.dtype != torch.float32
         # No autocast cache: it would keep weights cast into the graph's memory pool.
         arithmetic = torch.autocast(self.device.type, self.dtype if half else None, enabled=half, cache_enabled=False)
-        with torch.inference_mode(), arithmetic, _float32_products(self.products):
+        with torch.inference_mode(), arithmetic, _matmul_precision(self.matmul_precision):
             return self.model(*given)
 
     def _check(self, found: Mapping[str, Any]) -> None:
@@ -241,7 +241,7 @@ def _module_of(model: Callable[[Any], Any]) -> nn.Module | None:
     return owner if isinstance(owner, nn.Module) else None
 
 
-def _halved(model: Callable[[Any], Any], dtype: torch.dtype, precise: bool, kind: str) -> Callable[[Any], Any]:
+def _cast(model: Callable[[Any], Any], dtype: torch.dtype, precise: bool, kind: str) -> Callable[[Any], Any]:
     """The model with a copy of its weights in which those that autocast would cast at every call are ``dtype``.
 
     Parts that ask for more precision are unchanged and run outside autocast.
@@ -250,7 +250,7 @@ def _halved(model: Callable[[Any], Any], dtype: torch.dtype, precise: bool, kind
     if module is None:
         return model
     if isinstance(model, partial):
-        return partial(_halved(model.func, dtype, precise, kind), *model.args, **model.keywords)
+        return partial(_cast(model.func, dtype, precise, kind), *model.args, **model.keywords)
     twin = deepcopy(module)
     kept = _inside(twin, "precise") if precise else set()
     paired = _inside(twin, "paired") - kept if precise and dtype == torch.bfloat16 else set()
@@ -262,7 +262,7 @@ def _halved(model: Callable[[Any], Any], dtype: torch.dtype, precise: bool, kind
                 layer.register_buffer("pairs", torch.cat([high, high, low], -1), persistent=False)  # (out, 3·in)
                 layer.forward = partial(_paired_linear, layer)  # type: ignore[method-assign]
             layer.forward = partial(_in_float32, kind, layer.forward)
-        elif isinstance(layer, HALVED) and untouched.isdisjoint(layer.parameters()):
+        elif isinstance(layer, AUTOCAST) and untouched.isdisjoint(layer.parameters()):
             layer.to(dtype)
     if module is model:
         return twin
@@ -297,7 +297,7 @@ def _paired_linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 @contextmanager
-def _float32_products(precision: str | None) -> Iterator[None]:
+def _matmul_precision(precision: str | None) -> Iterator[None]:
     """Set the precision of float32 products; unchanged for None, or where torch's newer setting is in use."""
     before = None
     with suppress(RuntimeError):

@@ -27,7 +27,7 @@ from torchcpl.interactions.coverage import LARGEST
 from torchcpl.potentials import Potentials, Selection
 
 Array = NDArray[Any]
-KEPT = 2**18  # scores kept for their normalisers at a time
+DEFERRED = 2**18  # scores kept for their normalisers at a time
 GRAIN = 2**15  # numbers up to which torch works in one thread
 
 
@@ -94,14 +94,14 @@ def _array(tensor: Tensor) -> Array:
     return tensor.detach().numpy()
 
 
-class Kept:
+class DeferredLogProbs:
     """Scores of many steps relative to the chosen ones, (steps, ..., N+1), whose normalisers are computed together.
 
     Relative to what was chosen, the largest: nothing overflows, and large scores lose no precision.
     """
 
     def __init__(self, like: Array, steps: int) -> None:
-        count = max(1, min(steps, KEPT // max(1, like.size)))
+        count = max(1, min(steps, DEFERRED // max(1, like.size)))
         self.scores = np.empty((count, *like.shape), dtype=like.dtype)
         self.ones = np.ones(like.shape[-1], dtype=like.dtype)
         self.fill = 0
@@ -141,8 +141,8 @@ def _decode_row(
     """
     n, min_len = len(scores) - 1, rules.min_len
     candidates = scores[:n]
-    kept = Kept(scores, rules.max_len)
-    following, subtract, never = kept.next, np.subtract, -math.inf  # looked up once, not at every step
+    deferred = DeferredLogProbs(scores, rules.max_len)
+    next_scores, subtract, never = deferred.next, np.subtract, -math.inf  # looked up once, not at every step
     picks: list[int] = []
     for step in range(rules.max_len):
         choice = int((scores if step >= min_len and log_threshold is None else candidates).argmax())
@@ -151,7 +151,7 @@ def _decode_row(
         chosen = scores[choice]
         if chosen == never:  # nothing is left: the stop is certain
             break
-        relative = subtract(scores, chosen, following())
+        relative = subtract(scores, chosen, next_scores())
         if step < min_len:
             relative[n] = never
         if choice == n:
@@ -159,7 +159,7 @@ def _decode_row(
         picks.append(choice)
         add(choice)
         scores[choice] = never
-    log_probs = kept.log_probs()
+    log_probs = deferred.log_probs()
     indices[: len(picks)] = picks
     gains[: len(picks)] = log_probs[: len(picks)]
     return float(log_probs.sum(dtype=np.float64))
@@ -172,7 +172,7 @@ def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Arra
     """
     batch, n = interaction.shape
     rows, live = np.arange(batch), np.ones(batch, dtype=bool)
-    kept = Kept(scores, rules.max_len)
+    deferred = DeferredLogProbs(scores, rules.max_len)
     W, candidates, stop = interaction.W.detach(), torch.from_numpy(scores[:, :n]), torch.from_numpy(scores[:, n])
     column = W.new_empty(batch, n, 1)
     for step in range(rules.max_len):
@@ -180,7 +180,7 @@ def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Arra
         choice = (scores if may_stop else scores[:, :n]).argmax(1)
         chosen = scores[rows, choice]
         live &= chosen != -np.inf  # where nothing is left the stop is certain
-        relative = np.subtract(scores, np.where(live, chosen, 0)[:, None], kept.next())
+        relative = np.subtract(scores, np.where(live, chosen, 0)[:, None], deferred.next())
         if not may_stop:
             relative[:, n] = -np.inf
         if not live.all():  # rows that have stopped contribute log exp 0 = 0
@@ -196,7 +196,7 @@ def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Arra
         if interaction.stop_row is not None:
             stop.add_(interaction.stop_row.detach().gather(1, picks.view(batch, 1)).squeeze(1))
         scores[rows, choice] = -np.inf
-    log_probs = kept.log_probs()  # (steps, B)
+    log_probs = deferred.log_probs()  # (steps, B)
     np.copyto(gains[:, : len(log_probs)], log_probs.T, where=indices[:, : len(log_probs)] >= 0)
     log_prob: Array = log_probs.sum(0, dtype=np.float64)
     return log_prob
