@@ -66,8 +66,7 @@ class Checkpoint(NamedTuple):
 
 def read_info(run: str | Path) -> dict[str, Any]:
     """The `run_info` of a run, written when it began."""
-    info: dict[str, Any] = read_json(Path(run) / "info.json", {"device": str})
-    return info
+    return read_json(Path(run) / "info.json", {"device": str})
 
 
 _MAYBE = (int, float, type(None))

@@ -107,8 +107,7 @@ class CPLHead(nn.Module):
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> CPLHead:
         """Load a head from a folder or a repository of the Hugging Face hub (extra ``hub``)."""
-        head: CPLHead = _hub().PretrainedHead.from_pretrained(name, **options)
-        return head
+        return _hub().PretrainedHead.from_pretrained(name, **options)
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
         """Write ``config.json`` and ``model.safetensors`` into a folder (extra ``hub``)."""

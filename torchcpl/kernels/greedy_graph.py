@@ -134,8 +134,7 @@ def _product(keys: Tensor, stop_key: Tensor | None, scores: Tensor) -> Callable[
 
     def product(query: Tensor) -> Tensor:
         with without_autocast(columns):
-            found: Tensor = query.to(columns.dtype) @ columns
-            return found
+            return query.to(columns.dtype) @ columns
 
     return product
 

@@ -50,7 +50,7 @@ def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -
 
 @cache
 def _untraced() -> Callable[[Potentials, Rules, float | None], Selection]:
-    return torch.compiler.disable(_greedy)  # type: ignore[no-any-return]
+    return torch.compiler.disable(_greedy)
 
 
 def _greedy(pot: Potentials, rules: Rules, stop_threshold: float | None) -> Selection:
@@ -112,7 +112,7 @@ class DeferredLogProbs:
         if self.fill == len(self.scores):
             self.flush()
         self.fill += 1
-        return self.scores[self.fill - 1]  # type: ignore[no-any-return]
+        return self.scores[self.fill - 1]
 
     def flush(self) -> None:
         kept = self.scores[: self.fill]
@@ -198,8 +198,7 @@ def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Arra
         scores[rows, choice] = -np.inf
     log_probs = deferred.log_probs()  # (steps, B)
     np.copyto(gains[:, : len(log_probs)], log_probs.T, where=indices[:, : len(log_probs)] >= 0)
-    log_prob: Array = log_probs.sum(0, dtype=np.float64)
-    return log_prob
+    return log_probs.sum(0, dtype=np.float64)
 
 
 def _stops(scores: Array, best: Any, log_threshold: float) -> bool:

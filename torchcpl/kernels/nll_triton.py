@@ -31,8 +31,7 @@ BOTH_STEPS = 64  # contexts, in half precision, for which there are registers en
 
 def sequence_log_probs(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
     """(B, P) log-probabilities of the sequences ``order`` (B, P, T)."""
-    found: Tensor = Scores.apply(*_given(pot, order, rules), False)
-    return found
+    return Scores.apply(*_given(pot, order, rules), False)
 
 
 def remaining_log_probs(pot: Potentials, order: Tensor, rules: Rules) -> tuple[Tensor, Tensor]:

@@ -150,8 +150,7 @@ class PointerSets(StepwiseSets):
         )  # fmt: skip
 
     def potentials(self) -> Potentials:
-        pot: Potentials = self.head(self.items.unsqueeze(0))
-        return pot
+        return self.head(self.items.unsqueeze(0))
 
     def forward(self, baskets: Tensor) -> dict[str, Tensor]:
         return {"loss": set_nll(self.potentials(), baskets, num_samples=self.config.pointer_orders)}

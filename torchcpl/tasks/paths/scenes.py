@@ -73,8 +73,7 @@ class Scenes:
     @property
     def counts(self) -> Ints:
         """Number of valid paths of each scene, (S,)."""
-        counts: Ints = (self.lengths > 0).sum(axis=1)
-        return counts
+        return (self.lengths > 0).sum(axis=1)
 
     def select(self, indices: npt.ArrayLike) -> Scenes:
         """The scenes at ``indices``, in that order."""

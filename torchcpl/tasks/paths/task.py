@@ -179,8 +179,7 @@ class PathsModel(SelectionModel):
         """Palette images (B, 256, 256) to features of the cells (B, N, d)."""
         rgb = nn.functional.embedding(inputs.int(), self.colors).permute(0, 3, 1, 2)  # channels last in memory
         cells = self.backbone(rgb).flatten(2).transpose(1, 2)
-        encoded: Tensor = self.encoder(self.project(cells) + self.places)
-        return encoded
+        return self.encoder(self.project(cells) + self.places)
 
     def points(self, features: Tensor) -> Tensor:
         """The point (B, N, 2) in each cell, px."""

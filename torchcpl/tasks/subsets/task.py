@@ -140,8 +140,7 @@ class SubsetsModel(SelectionModel):
         entered = scaled if self.config.standardise else features
         items: Tensor | None = None if self.input is None else self.input(entered)
         if self.distances is None:
-            encoded: Tensor = self.encoder(items, inputs.mask)
-            return encoded
+            return self.encoder(items, inputs.mask)
         nodes, pairs = self.distances(distances(scaled, "cosine"), inputs.mask)
         encoded = self.encoder(nodes if items is None else items + nodes, inputs.mask, pairs[:, : self.biased])
         return (encoded, pairs[:, self.biased]) if pairs.shape[1] > self.biased else encoded
