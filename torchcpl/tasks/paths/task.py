@@ -144,19 +144,14 @@ class Answers(NamedTuple):
 class PathsModel(SelectionModel):
     """Encoder, offsets and method. ``model(batch)`` returns the losses, ``model.select(images)`` the path."""
 
-    colors: Tensor
-    places: Tensor
-    corners: Tensor
-    every: Tensor
-
     def __init__(self, config: PathsConfig) -> None:
         super().__init__()
         colors = torch.from_numpy(PALETTE).float() / 255
-        self.register_buffer("colors", (colors - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD))
+        self.colors = nn.Buffer((colors - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD))
         self.backbone = build_backbone(config.backbone, config.dim, config.weights)
         channels = self.backbone.channels
         self.project = nn.Identity() if channels == config.dim else nn.Linear(channels, config.dim)
-        self.register_buffer("places", position_code(GRID, config.dim), persistent=False)
+        self.places = nn.Buffer(position_code(GRID, config.dim), persistent=False)
         self.encoder = Encoder(
             config.dim, config.layers, config.heads, config.ffn, config.dropout, norm_first=False,
             attention_dropout=config.attention_dropout,
@@ -167,8 +162,8 @@ class PathsModel(SelectionModel):
         self.offset = mlp(config.dim, config.score_hidden, 2, "gelu", 0.0)
         cells = torch.arange(GRID * GRID)
         corners = torch.stack([cells % GRID, cells // GRID], -1).float() * CELL
-        self.register_buffer("corners", corners, persistent=False)  # (N, 2) px
-        self.register_buffer("every", torch.ones(GRID * GRID, dtype=torch.bool), persistent=False)
+        self.corners = nn.Buffer(corners, persistent=False)  # (N, 2) px
+        self.every = nn.Buffer(torch.ones(GRID * GRID, dtype=torch.bool), persistent=False)
         self.method = build_method(config)
         self.matched = config.method == "hungarian"
         self.selection_weight = config.selection_weight

@@ -105,9 +105,6 @@ class SubsetsModel(SelectionModel):
 
     paired = True  # items of a class have almost equal scores: which one is picked depends on rounding
 
-    shift: Tensor
-    scale: Tensor
-
     def __init__(self, config: SubsetsConfig, train: Tensor) -> None:
         super().__init__()
         width = train.shape[1]
@@ -115,8 +112,7 @@ class SubsetsModel(SelectionModel):
         if config.standardise or config.distances != "none":
             shift, deviation = train.mean(0), train.std(0)
             scale = deviation.where(deviation > 1e-6, 1.0)  # a constant feature is not scaled
-        self.register_buffer("shift", shift)
-        self.register_buffer("scale", scale)
+        self.shift, self.scale = nn.Buffer(shift), nn.Buffer(scale)
         bridge = config.projection or width != config.dim
         project = nn.Linear(width, config.dim) if bridge else nn.Identity()
         only = config.distances == "only"
