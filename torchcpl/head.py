@@ -39,8 +39,7 @@ class ContextNetwork(nn.Module):
 
     def forward(self, total: Tensor, count: Tensor) -> Tensor:
         state = torch.cat([total, count.unsqueeze(-1).to(total.dtype) / 10], -1)
-        correction: Tensor = self.net(self.norm(state.to(self.norm.weight.dtype)))
-        return total + correction
+        return total + self.net(self.norm(state.to(self.norm.weight.dtype)))
 
 
 def _hub() -> Any:
