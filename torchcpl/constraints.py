@@ -158,8 +158,7 @@ class Rules:
         if check_scores and validating(pot.unary):
             pot.check_scores()
         n = pot.num_candidates
-        if max_len is not None:
-            check_count("max_len", max_len, 0)
+        check_count("max_len", max_len, 0, optional=True)
         check_count("min_len", min_len, 0)
         self.max_len = n if max_len is None else torch.sym_min(max_len, n)  # n may be symbolic
         self.min_len = min_len

@@ -208,8 +208,7 @@ class Selection:
 
     def mask(self, num_candidates: int | None = None) -> Tensor:
         """(..., N) True where a candidate was picked."""
-        if num_candidates is not None:
-            check_count("num_candidates", num_candidates, 0)
+        check_count("num_candidates", num_candidates, 0, optional=True)
         count = self.num_candidates if num_candidates is None else num_candidates
         if count is None:
             raise ValueError("num_candidates: expected the number of candidates N, got None")

@@ -166,7 +166,7 @@ def predict_file(
     """
     check_count("batch_size", batch_size, 1)
     check_count("workers", workers, 1)
-    check_count("limit", 1 if limit is None else limit, 1)
+    check_count("limit", limit, 1, optional=True)
     if out and out.suffix not in (".json", ".csv"):
         raise ValueError(f"{out}: expected a name that ends in .json or .csv")
     if not path.exists():

@@ -111,8 +111,7 @@ def set_log_probs(
     pot: Potentials, subset: Tensor, rules: Rules, num_samples: int | None, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
     """``set_log_prob`` under ``rules``."""
-    if num_samples is not None:
-        check_count("num_samples", num_samples, 2)
+    check_count("num_samples", num_samples, 2, optional=True)
     limit = _exact_limit(pot) if num_samples is None else -1
     return _log_probs(pot, subset, rules, limit, num_samples or 1024, "process", generator)
 
@@ -203,8 +202,8 @@ def complete(
     given items from its posterior, and greedy and beam search continue from the likeliest.
     """
     check_count("num_return", num_return, 1)
-    for name, count in (("num_samples", num_samples), ("num_beams", num_beams)):
-        check_count(name, 1 if count is None else count, 1)
+    check_count("num_samples", num_samples, 1, optional=True)
+    check_count("num_beams", num_beams, 1, optional=True)
     if num_samples is not None and num_beams is not None:
         raise ValueError(f"num_beams: expected None together with num_samples, got {num_beams}")
     width = num_beams or 1  # a beam of one is greedy
@@ -257,7 +256,7 @@ def inclusion_probs(
     Exact, by summing over all sets, while at most 12 candidates are left and the order of the picks does not matter;
     else estimated from ``num_samples`` completions, 4,096 by default.
     """
-    check_count("num_samples", 1 if num_samples is None else num_samples, 1)
+    check_count("num_samples", num_samples, 1, optional=True)
     check_sequences("picked", picked, pot, broadcast=True)
     check_generator(generator, picked.device)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
