@@ -99,7 +99,7 @@ LINES = {
     "greedy, factored": lines_of(GREEDY, "_decode_tiles", "_launch_tiles"),
     "greedy, drawn": lines_of(GREEDY, "_gumbel"),
     "loss": sum(map(lines_of, LOSS)),
-    "loss: candidates split": lines_of(LOSS[1], "nll_combine", "share_of", "hand_in"),
+    "loss: candidates split": lines_of(LOSS[1], "nll_combine", "share_of", "store_result"),
     "streams": lines_of("kernels/streams.py"),
     "batch normalisation": lines_of("encoders/norm_triton.py") + lines_of("encoders/norm.py"),
     # And about twenty elsewhere in `inference`.

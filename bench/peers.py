@@ -43,8 +43,7 @@ PARTS = ("bags", "whole", "scale", "any")
 
 def unit(x: Array) -> Array:
     """Rows of length one, after which Euclidean distance orders as cosine does."""
-    rows: Array = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-    return rows
+    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 
 def nearest_members(x: Array, labels: Array) -> Array:
@@ -260,8 +259,7 @@ def one_of_scale(method: str, n: int, device: str | None) -> dict[str, Any]:
     """Seconds, CPU seconds and peak memory of one method on N rows, N/1000 picks (10 to 1,000)."""
 
     def ours(x: Array, k: int) -> Array:
-        found: Array = select(x, k, device=device).indices.cpu().numpy()
-        return found
+        return select(x, k, device=device).indices.cpu().numpy()
 
     pick = {**NOT_TOLD, **TOLD, SELECT: ours}[method]
     pick(rows_of_scale(60), 5)  # what is loaded and compiled at the first use

@@ -57,7 +57,7 @@ def test_damaged_and_foreign_checkpoints(tmp_path: Path) -> None:
         path = run / "last" / name
         whole = path.read_bytes()
         spoil(path)
-        with pytest.raises(CheckpointError, match=message) as error:
+        with pytest.raises(ValueError, match=message) as error:
             fit(Toy(ToyConfig()), run, resume=True, progress=False)
         assert str(path) in str(error.value)
         path.write_bytes(whole)

@@ -236,7 +236,7 @@ def test_copies_of_a_result() -> None:
     }
     found = copied(given)
     assert found["more"][1:] == ("words", None, 3)
-    before, after = (list(leaves(value)) for value in (given, found))
+    before, after = (leaves(value).items() for value in (given, found))
     for (place, x), (same_place, y) in zip(before, after, strict=True):
         assert place == same_place
         if isinstance(x, Tensor):
@@ -569,7 +569,7 @@ def test_buckets_select_as_eager_does_at_any_size(kind: str, dtype: torch.dtype)
 def test_what_does_not_fit_the_buckets_is_refused() -> None:
     net = Bags().eval().to(DEVICE)
     run = cpl.compile_for_inference(net, *pair(3, 12), buckets=[16])
-    said = r"at most 3 rows, .* of 16 candidates, .*, got a bool tensor of shape \(4, 2\)"
+    said = r"at most 3 rows, .* of 16 candidates, .*, got 4 of 2"
     with pytest.raises(ValueError, match=said):
         run(*pair(4, 2))
     with pytest.raises(ValueError, match="at most 3 rows"):

@@ -10,6 +10,7 @@ from strategies import KINDS, fixed_case
 
 import torchcpl as cpl
 from torchcpl.potentials import picked_mask
+from torchcpl.selectors import PointerHead
 
 
 def test_mask_defaults_to_everyone() -> None:
@@ -116,6 +117,12 @@ def test_potentials_move_and_change_dtype(kind: str) -> None:
     assert pot.unary.requires_grad
     assert not pot.detach().unary.requires_grad
     assert pot.detach().unary.data_ptr() == pot.unary.data_ptr()
+
+
+def test_masks_inside_an_interaction_stay_boolean() -> None:
+    pot = PointerHead(8, heads=2, ffn=16).eval()(torch.randn(2, 5, 8))
+    assert cpl.greedy(pot.float()).tolist() == cpl.greedy(pot).tolist()
+    assert pot.half().interaction.mask.dtype == torch.bool  # type: ignore[attr-defined]
 
 
 def test_reprs_are_short() -> None:

@@ -66,7 +66,7 @@ class Checkpoint(NamedTuple):
 
 def read_info(run: str | Path) -> dict[str, Any]:
     """The `run_info` of a run, written when it began."""
-    return _read(Path(run) / "info.json", {"device": str})
+    return read_json(Path(run) / "info.json", {"device": str})
 
 
 _MAYBE = (int, float, type(None))
@@ -81,15 +81,6 @@ STATE = _RECORD | {
     "device": str,
     "files": {str: {"bytes": int, "sha256": str}},
 }  # state.json
-
-
-def _read(path: Path, kind: Any) -> dict[str, Any]:
-    """A JSON file that matches a schema."""
-    try:
-        value: dict[str, Any] = read_json(path, kind)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from None
-    return value
 
 
 def load_checkpoint(run: str | Path, which: str = "best") -> Checkpoint:
@@ -136,11 +127,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
 def read_history(run: str | Path) -> list[dict[str, Any]]:
     """The validations of a run so far, one record each."""
     path = Path(run) / "history.jsonl"
-    try:
-        lines = read_text(path).split("\n")[:-1] if path.exists() else []  # without an unfinished line
-        return [parse_json(line, f"{path}: line {number}", HISTORY) for number, line in enumerate(lines, 1)]
-    except ValueError as error:
-        raise CheckpointError(str(error)) from None
+    lines = read_text(path).split("\n")[:-1] if path.exists() else []  # without an unfinished line
+    return [parse_json(line, f"{path}: line {number}", HISTORY) for number, line in enumerate(lines, 1)]
 
 
 @contextlib.contextmanager
@@ -289,7 +277,7 @@ def _open(run: Path, which: str) -> tuple[Path, dict[str, Any]]:
     if not folder.is_dir():
         lost = "a broken link" if os.path.lexists(folder) else "training stopped before the first one"
         raise CheckpointError(f"{folder}: no such checkpoint, {lost}")
-    return folder, _read(folder / "state.json", STATE)
+    return folder, read_json(folder / "state.json", STATE)
 
 
 def _contents(folder: Path, state: dict[str, Any], name: str) -> bytes:

@@ -128,14 +128,19 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {short(value)}")
 
 
-def check_number(name: str, value: Any, expected: str, fits: Callable[[float], bool]) -> None:
-    """Raise unless ``value`` is a real number that ``fits``, which ``expected`` describes."""
+def check_number(name: str, value: Any, expected: str, fits: Callable[[float], bool], optional: bool = False) -> None:
+    """Raise unless ``value`` is a real number that ``fits``, which ``expected`` describes, or None if ``optional``."""
+    if optional and value is None:
+        return
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or (isinstance(value, int) and abs(value) >= 2**63) or not fits(value):
         raise ValueError(f"{name}: expected {expected}, got {describe(value)}")
 
 
-def check_count(name: str, value: Any, least: int) -> None:
+def check_count(name: str, value: Any, least: int, optional: bool = False) -> None:
+    """Raise unless ``value`` is an integer of at least ``least``, or None if ``optional``."""
+    if optional and value is None:
+        return
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value < 2**63:
         raise ValueError(f"{name}: expected an integer of at least {least}, got {describe(value)}")
 

@@ -532,8 +532,7 @@ def _config(benchmark: Benchmark[Any], options: argparse.Namespace, begun: Path 
         if PAPER in recipes(benchmark.package):
             hours = f"the paper's settings (--recipe {PAPER}) take hours on a CPU"
             _say(f"torchcpl: no GPU: using --recipe {SMALL}; {hours}", sys.stderr)
-    config: TrainConfig = from_args(benchmark.config, options, base)
-    return config
+    return from_args(benchmark.config, options, base)
 
 
 def _small(benchmark: Benchmark[Any], options: argparse.Namespace) -> bool:

@@ -101,10 +101,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     text = read_text(path)
     try:
-        values: dict[str, Any] = tomllib.loads(text)
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # not TOML, a number of 5,000 digits, deeply nested arrays
         raise ValueError(f"{path}: not TOML: {error}") from None
-    return values
 
 
 def from_toml(cls: type[C], path: str | Path) -> C:

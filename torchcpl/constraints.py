@@ -112,9 +112,9 @@ class Adjacent:
                 f"neighbours: expected a bool matrix ({n}, {n}) or neighbour lists ({n}, D) of long with −1 padding, "
                 f"optionally per row, got {describe(self.neighbours)}"
             )
-        if given.numel() and readable() and (int(given.max()) >= n or int(given.min()) < -1):
-            worst = int(given.max()) if int(given.max()) >= n else int(given.min())
-            raise ValueError(f"neighbours: expected indices in [0, {n}) with −1 padding, got {worst}")
+        outside = (given >= n) | (given < -1)
+        if readable() and outside.any():
+            raise ValueError(f"neighbours: expected indices in [0, {n}) with −1 padding, got {int(given[outside][0])}")
         matrix = torch.zeros(*given.shape[:2], n + 1, dtype=torch.bool, device=given.device)
         return matrix.scatter_(2, given.where(given >= 0, n), True)[..., :n]
 
@@ -158,11 +158,9 @@ class Rules:
         if check_scores and validating(pot.unary):
             pot.check_scores()
         n = pot.num_candidates
-        if max_len is not None:
-            check_count("max_len", max_len, 0)
+        check_count("max_len", max_len, 0, optional=True)
         check_count("min_len", min_len, 0)
-        smaller = torch.sym_min if tracing() else min  # n may be symbolic
-        self.max_len = n if max_len is None else smaller(max_len, n)
+        self.max_len = n if max_len is None else torch.sym_min(max_len, n)  # n may be symbolic
         self.min_len = min_len
         _check_stop_bias(stop_bias, pot)
         self.stop_bias = stop_bias

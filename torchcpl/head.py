@@ -39,8 +39,7 @@ class ContextNetwork(nn.Module):
 
     def forward(self, total: Tensor, count: Tensor) -> Tensor:
         state = torch.cat([total, count.unsqueeze(-1).to(total.dtype) / 10], -1)
-        correction: Tensor = self.net(self.norm(state.to(self.norm.weight.dtype)))
-        return total + correction
+        return total + self.net(self.norm(state.to(self.norm.weight.dtype)))
 
 
 def _hub() -> Any:
@@ -107,8 +106,7 @@ class CPLHead(nn.Module):
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike[str], **options: Any) -> CPLHead:
         """Load a head from a folder or a repository of the Hugging Face hub (extra ``hub``)."""
-        head: CPLHead = _hub().PretrainedHead.from_pretrained(name, **options)
-        return head
+        return _hub().PretrainedHead.from_pretrained(name, **options)
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
         """Write ``config.json`` and ``model.safetensors`` into a folder (extra ``hub``)."""

@@ -52,8 +52,7 @@ def hypotheses(
     check_count("num_beams", num_beams, num_hypotheses)
     if isinstance(same, type) or not (callable(same) or (isinstance(same, str) and same in ("set", "sequence"))):
         raise ValueError(f"same: expected 'set', 'sequence' or a callable, got {describe(same)}")
-    if radius is not None:
-        check_number("radius", radius, "a distance of at least 0", lambda value: value >= 0)
+    check_number("radius", radius, "a distance of at least 0", lambda value: value >= 0, optional=True)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     check_generator(generator, pot.unary.device)
     if same == "sequence":

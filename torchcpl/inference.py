@@ -23,7 +23,7 @@ from torchcpl.kernels.pairs import pairs
 from torchcpl.potentials import Selection
 
 WARM_UPS = 3  # eager runs before the capture, for compilation and workspaces
-HALVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that autocast computes in the smaller dtype
+AUTOCAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that autocast computes in the smaller dtype
 
 
 def compile_for_inference(
@@ -80,31 +80,34 @@ class Bucketed:
         for size in buckets:
             check_count("buckets", size, 1)
         _check_bag(example)
-        self.buckets, self.batch = sorted(set(buckets)), len(example[0])
-        size, padded = self._padded(*example)
-        self.graphs = {size: compile(padded)}
+        self.buckets: list[int] = sorted(buckets)
+        self.batch = len(example[0])
+        size = self._bucket(*example[1].shape)
+        self.graphs = {size: compile(self._padded(size, *example))}
         # Padding buys graphs that can be replayed; where nothing is captured it would only cost.
         self.pads = example[0].device.type == "cuda"
 
     def __call__(self, *given: Any) -> Selection:
         _check_bag(given)
-        first = next(iter(self.graphs.values()))
-        size, padded = self._padded(*given)
+        first, size = next(iter(self.graphs.values())), self._bucket(*given[1].shape)
         if not self.pads:
-            return first.like(*given)(*given)  # type: ignore[no-any-return]
+            return first.like(*given)(*given)
+        padded = self._padded(size, *given)
         if size not in self.graphs:
             self.graphs[size] = first.like(*padded)
         return _cut(self.graphs[size](*padded), *given[1].shape)
 
-    def _padded(self, features: Tensor, mask: Tensor) -> tuple[int, tuple[Tensor, Tensor]]:
-        """The bucket, and the arguments padded up to it and to the example's batch."""
-        batch, n = mask.shape
+    def _bucket(self, batch: int, n: int) -> int:
+        """The bucket of n candidates."""
         if batch > self.batch or n > self.buckets[-1]:
             room = f"at most {self.batch} rows, as the example has, of {self.buckets[-1]} candidates, the last bucket"
-            raise ValueError(f"input: expected {room}, got {describe(mask)}")
-        size = next(bucket for bucket in self.buckets if bucket >= n)
-        more, rows = size - n, self.batch - batch
-        return size, (pad(features, (0, 0, 0, more, 0, rows)), pad(mask, (0, more, 0, rows)))
+            raise ValueError(f"input: expected {room}, got {batch} of {n}")
+        return next(bucket for bucket in self.buckets if bucket >= n)
+
+    def _padded(self, size: int, features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The arguments padded up to a bucket and to the example's batch."""
+        more, rows = size - mask.shape[1], self.batch - len(mask)
+        return pad(features, (0, 0, 0, more, 0, rows)), pad(mask, (0, more, 0, rows))
 
 
 def _check_bag(given: tuple[Any, ...]) -> None:
@@ -141,17 +144,17 @@ class Compiled:
             raise ValueError("model: expected one in evaluation mode, as after model.eval(), got one in training mode")
         self.copy = copy
         self.dtype = dtype
-        devices = {leaf.device for _, leaf in leaves(given) if isinstance(leaf, Tensor)}
+        devices = {leaf.device for leaf in leaves(given).values() if isinstance(leaf, Tensor)}
         if len(devices) != 1:
             raise ValueError(
                 f"example: expected tensors on one device, got {sorted(map(str, devices)) or 'no tensors'}"
             )
         (self.device,) = devices
-        self.model = model if dtype == torch.float32 else _halved(model, dtype, precise, self.device.type)
-        self.products: str | None = None  # precision of float32 products, None for torch's setting
+        self.model = model if dtype == torch.float32 else _cast(model, dtype, precise, self.device.type)
+        self.matmul_precision: str | None = None  # precision of float32 products, None for torch's setting
         if dtype == torch.bfloat16 and self.device.type == "cuda":
             paired = precise and module is not None and _inside(module, "paired")
-            self.products = "highest" if paired else "high"
+            self.matmul_precision = "highest" if paired else "high"
         self._bind(given)
 
     def like(self, *example: Any) -> Compiled:
@@ -161,11 +164,11 @@ class Compiled:
         return new
 
     def _bind(self, given: tuple[Any, ...]) -> None:
-        self.leaves = dict(leaves(given))
+        self.leaves = leaves(given)
         self.captured: Captured | None = None
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
-                inputs = each_tensor(given, lambda tensor: tensor.detach().clone())  # with the graph's strides
+                inputs = map_tensors(given, lambda tensor: tensor.detach().clone())  # with the graph's strides
                 side = torch.cuda.Stream()
                 side.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(side):
@@ -175,7 +178,7 @@ class Compiled:
                 self.captured = Captured(self._run, inputs)
 
     def __call__(self, *given: Any) -> Any:
-        found = dict(leaves(given))
+        found = leaves(given)
         self._check(found)
         if self.captured is None:
             return self._run(given)
@@ -186,7 +189,7 @@ class Compiled:
         half = self.dtype != torch.float32
         # No autocast cache: it would keep weights cast into the graph's memory pool.
         arithmetic = torch.autocast(self.device.type, self.dtype if half else None, enabled=half, cache_enabled=False)
-        with torch.inference_mode(), arithmetic, _float32_products(self.products):
+        with torch.inference_mode(), arithmetic, _matmul_precision(self.matmul_precision):
             return self.model(*given)
 
     def _check(self, found: Mapping[str, Any]) -> None:
@@ -214,8 +217,8 @@ class Captured:
     """
 
     def __init__(self, work: Callable[[Any], Any], example: Any) -> None:
-        inputs = each_tensor(example, lambda tensor: tensor.detach().clone())
-        self.leaves = dict(leaves(inputs))
+        inputs = map_tensors(example, lambda tensor: tensor.detach().clone())
+        self.leaves = leaves(inputs)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.result = work(inputs)
@@ -238,7 +241,7 @@ def _module_of(model: Callable[[Any], Any]) -> nn.Module | None:
     return owner if isinstance(owner, nn.Module) else None
 
 
-def _halved(model: Callable[[Any], Any], dtype: torch.dtype, precise: bool, kind: str) -> Callable[[Any], Any]:
+def _cast(model: Callable[[Any], Any], dtype: torch.dtype, precise: bool, kind: str) -> Callable[[Any], Any]:
     """The model with a copy of its weights in which those that autocast would cast at every call are ``dtype``.
 
     Parts that ask for more precision are unchanged and run outside autocast.
@@ -247,7 +250,7 @@ def _halved(model: Callable[[Any], Any], dtype: torch.dtype, precise: bool, kind
     if module is None:
         return model
     if isinstance(model, partial):
-        return partial(_halved(model.func, dtype, precise, kind), *model.args, **model.keywords)
+        return partial(_cast(model.func, dtype, precise, kind), *model.args, **model.keywords)
     twin = deepcopy(module)
     kept = _inside(twin, "precise") if precise else set()
     paired = _inside(twin, "paired") - kept if precise and dtype == torch.bfloat16 else set()
@@ -259,7 +262,7 @@ def _halved(model: Callable[[Any], Any], dtype: torch.dtype, precise: bool, kind
                 layer.register_buffer("pairs", torch.cat([high, high, low], -1), persistent=False)  # (out, 3·in)
                 layer.forward = partial(_paired_linear, layer)  # type: ignore[method-assign]
             layer.forward = partial(_in_float32, kind, layer.forward)
-        elif isinstance(layer, HALVED) and untouched.isdisjoint(layer.parameters()):
+        elif isinstance(layer, AUTOCAST) and untouched.isdisjoint(layer.parameters()):
             layer.to(dtype)
     if module is model:
         return twin
@@ -274,7 +277,7 @@ def _inside(module: nn.Module, mark: str) -> set[nn.Module]:
 
 
 def _in_float32(kind: str, forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    given, named = each_tensor((given, named), lambda t: t.float() if t.dtype in (torch.bfloat16, torch.float16) else t)
+    given, named = map_tensors((given, named), lambda t: t.float() if t.dtype in (torch.bfloat16, torch.float16) else t)
     with torch.autocast(kind, enabled=False):
         return forward(*given, **named)
 
@@ -294,7 +297,7 @@ def _paired_linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 @contextmanager
-def _float32_products(precision: str | None) -> Iterator[None]:
+def _matmul_precision(precision: str | None) -> Iterator[None]:
     """Set the precision of float32 products; unchanged for None, or where torch's newer setting is in use."""
     before = None
     with suppress(RuntimeError):
@@ -312,44 +315,37 @@ def _float32_products(precision: str | None) -> Iterator[None]:
 @torch.no_grad()
 def copied(value: Any) -> Any:
     """``value`` with its tensors cloned, those of one dtype by one kernel."""
-    found = [leaf for _, leaf in leaves(value) if isinstance(leaf, Tensor)]
-    copies = [torch.empty_like(tensor) for tensor in found]
-    for dtype in {tensor.dtype for tensor in found}:
-        alike = [i for i, tensor in enumerate(found) if tensor.dtype == dtype]
-        torch._foreach_copy_([copies[i] for i in alike], [found[i] for i in alike])
-    ready = iter(copies)
-    return each_tensor(value, lambda _: next(ready))
+    found = {place: leaf for place, leaf in leaves(value).items() if isinstance(leaf, Tensor)}
+    copies = {place: torch.empty_like(tensor) for place, tensor in found.items()}
+    for dtype in {tensor.dtype for tensor in found.values()}:
+        alike = [place for place, tensor in found.items() if tensor.dtype == dtype]
+        torch._foreach_copy_([copies[place] for place in alike], [found[place] for place in alike])
+    return map_leaves(value, lambda place, leaf: copies.get(place, leaf))
 
 
-def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """``value`` with all its tensors mapped, through tuples, lists, dicts and dataclasses."""
-    if isinstance(value, Tensor):
-        return change(value)
+def leaves(value: Any) -> dict[str, Any]:
+    """The tensors and constants in ``value`` by their path: ``input.features``, ``input[0]``."""
+    found: dict[str, Any] = {}
+    map_leaves(value, found.setdefault)
+    return found
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """``value`` with all its tensors changed."""
+    return map_leaves(value, lambda _, leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
+
+
+def map_leaves(value: Any, change: Callable[[str, Any], Any], path: str = "input") -> Any:
+    """``value`` with ``change(path, leaf)`` for each leaf of its tuples, lists, dicts and dataclasses."""
     if is_dataclass(value) and not isinstance(value, type):
         new = shallow(value)
         for field in fields(value):
-            object.__setattr__(new, field.name, each_tensor(getattr(value, field.name), change))
+            part = map_leaves(getattr(value, field.name), change, f"{path}.{field.name}")
+            object.__setattr__(new, field.name, part)
         return new
-    if isinstance(value, tuple):
-        parts = [each_tensor(part, change) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if isinstance(value, list):
-        return [each_tensor(part, change) for part in value]
     if isinstance(value, dict):
-        return {key: each_tensor(part, change) for key, part in value.items()}
-    return value
-
-
-def leaves(value: Any, place: str = "input") -> Iterator[tuple[str, Any]]:
-    """The path and value of every tensor and constant: ``input.features``, ``input[0]``."""
-    if is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from leaves(getattr(value, field.name), f"{place}.{field.name}")
-    elif isinstance(value, tuple | list):
-        for i, part in enumerate(value):
-            yield from leaves(part, f"{place}[{i}]")
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from leaves(part, f"{place}[{key!r}]")
-    else:
-        yield place, value
+        return {key: map_leaves(part, change, f"{path}[{key!r}]") for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [map_leaves(part, change, f"{path}[{i}]") for i, part in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts) if isinstance(value, tuple) else parts
+    return change(path, value)

@@ -102,14 +102,13 @@ class Potentials:
         return f"Potentials(B={len(self)}, N={self.num_candidates}, {self.interaction}, {dtype}, {self.unary.device})"
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Potentials:
-        """As ``Tensor.to``: another device or dtype. The mask stays boolean, and a network where it is."""
+        """As ``Tensor.to``: another device or dtype. Masks stay boolean, and a network where it is."""
         if isinstance(device, torch.dtype):
             device, dtype = None, device
         device = self.unary.device if device is None else as_device(device)
         if dtype is not None:
             check_choice("dtype", dtype, DTYPES["float"])
-        mask = self.mask.to(device)
-        return self._map(lambda part: part.to(device, dtype), mask)
+        return self._map(lambda part: part.to(device, dtype if part.is_floating_point() else None))
 
     def cpu(self) -> Potentials:
         return self.to("cpu")
@@ -122,10 +121,10 @@ class Potentials:
 
     def detach(self) -> Potentials:
         """The same tensors, detached from the autograd graph."""
-        return self._map(Tensor.detach, self.mask)
+        return self._map(Tensor.detach)
 
-    def _map(self, change: Callable[[Tensor], Tensor], mask: Tensor) -> Potentials:
-        return Potentials(change(self.unary), change(self.stop), self.interaction.map(change), mask)
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Potentials:
+        return Potentials(change(self.unary), change(self.stop), self.interaction.map(change), change(self.mask))
 
     def check(self) -> None:
         """Raise ``ValueError`` naming the first tensor that holds NaN or +inf. −inf is legal: it rules a choice out."""
@@ -209,8 +208,7 @@ class Selection:
 
     def mask(self, num_candidates: int | None = None) -> Tensor:
         """(..., N) True where a candidate was picked."""
-        if num_candidates is not None:
-            check_count("num_candidates", num_candidates, 0)
+        check_count("num_candidates", num_candidates, 0, optional=True)
         count = self.num_candidates if num_candidates is None else num_candidates
         if count is None:
             raise ValueError("num_candidates: expected the number of candidates N, got None")

@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchcpl.checkpoints import load_checkpoint, load_weights
+from torchcpl.checkpoints import read_state
 from torchcpl.checks import check_choice, check_count, describe
 from torchcpl.config import TrainConfig, from_toml, override
 from torchcpl.files import csv_text, extra, read_parquet, track, write_atomic, write_json
 from torchcpl.provenance import run_info
 from torchcpl.tasks.benchmark import Benchmark
 from torchcpl.tasks.registry import benchmark_of
-from torchcpl.train import device_of
 
 ENGINES = ("local", "ray")
 PARQUET = ".parquet"
@@ -71,12 +70,9 @@ class Predictor:
     def loaded(self) -> Loaded:
         """The task, configuration and network of the run, loaded on first use."""
         benchmark = benchmark_of(self.run)
-        path, weights, state = load_checkpoint(self.run)
+        path, _ = read_state(self.run)
         config = override(from_toml(benchmark.config, path), device=self.device)
-        model = benchmark.build(config, weights)
-        load_weights(model, weights, str(Path(self.run) / "best"))
-        knob = (state["best"] or {"metrics": {}})["metrics"].get("knob")
-        return Loaded(benchmark, config, model.to(device_of(config)).eval(), knob)
+        return Loaded(benchmark, config, *benchmark.load(Path(self.run), config))
 
     @property
     def model(self) -> Any:
@@ -170,7 +166,7 @@ def predict_file(
     """
     check_count("batch_size", batch_size, 1)
     check_count("workers", workers, 1)
-    check_count("limit", 1 if limit is None else limit, 1)
+    check_count("limit", limit, 1, optional=True)
     if out and out.suffix not in (".json", ".csv"):
         raise ValueError(f"{out}: expected a name that ends in .json or .csv")
     if not path.exists():

@@ -168,8 +168,7 @@ def spectral(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
             v = torch.nn.functional.embedding_bag(there, v * root, start, mode="sum") * root
         v = torch.linalg.qr(v)[0]
     after = torch.nn.functional.embedding_bag(there, v * root, start, mode="sum") * root
-    found: Tensor = after @ torch.linalg.eigh(v.T @ after)[1].flip(1)[:, :k]
-    return found
+    return after @ torch.linalg.eigh(v.T @ after)[1].flip(1)[:, :k]
 
 
 def pivots(v: Tensor, count: int, bonus: Tensor, allowed: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:

@@ -111,8 +111,7 @@ def set_log_probs(
     pot: Potentials, subset: Tensor, rules: Rules, num_samples: int | None, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
     """``set_log_prob`` under ``rules``."""
-    if num_samples is not None:
-        check_count("num_samples", num_samples, 2)
+    check_count("num_samples", num_samples, 2, optional=True)
     limit = _exact_limit(pot) if num_samples is None else -1
     return _log_probs(pot, subset, rules, limit, num_samples or 1024, "process", generator)
 
@@ -139,7 +138,7 @@ def _log_probs(
             value, error = _sampled(piece, num_samples, proposal, generator)
             values.append(value)
             errors.append(error)
-    return blame_nan(_together(values, buckets), pot), _together(errors, buckets)
+    return blame_nan(_in_order(values, buckets), pot), _in_order(errors, buckets)
 
 
 def _exact_limit(pot: Potentials) -> int:
@@ -175,7 +174,7 @@ def next_probs(
         last = orders[..., -1] if orders.shape[2] else orders.new_full(orders.shape[:2], -1)
         log_probs = bucket.log_probs(bucket.pot.interaction.after(bucket.flat(orders)), orders, last)  # (M, P, N+1)
         values.append((log_weight.unsqueeze(-1) + log_probs).exp().sum(1))
-    return blame_nan(_together(values, buckets), pot)
+    return blame_nan(_in_order(values, buckets), pot)
 
 
 @torch.no_grad()
@@ -203,8 +202,8 @@ def complete(
     given items from its posterior, and greedy and beam search continue from the likeliest.
     """
     check_count("num_return", num_return, 1)
-    for name, count in (("num_samples", num_samples), ("num_beams", num_beams)):
-        check_count(name, 1 if count is None else count, 1)
+    check_count("num_samples", num_samples, 1, optional=True)
+    check_count("num_beams", num_beams, 1, optional=True)
     if num_samples is not None and num_beams is not None:
         raise ValueError(f"num_beams: expected None together with num_samples, got {num_beams}")
     width = num_beams or 1  # a beam of one is greedy
@@ -236,7 +235,7 @@ def complete(
         indices = torch.cat([given.expand(*added.lengths.shape, -1), added.indices], -1)[..., : rules.max_len]
         gains = pad(added.step_log_prob, (given.shape[2], 0))[..., : rules.max_len]
         found.append((indices, gains, added.log_prob))
-    each = [_together(list(parts), buckets) for parts in zip(*found, strict=True)]
+    each = [_in_order(list(parts), buckets) for parts in zip(*found, strict=True)]
     indices, gains, log_prob = (x.transpose(0, 1) if num_samples else x if num_beams else x[:, 0] for x in each)
     return Selection(indices, (indices >= 0).sum(-1), log_prob, pot.num_candidates, step_log_prob=gains)
 
@@ -257,7 +256,7 @@ def inclusion_probs(
     Exact, by summing over all sets, while at most 12 candidates are left and the order of the picks does not matter;
     else estimated from ``num_samples`` completions, 4,096 by default.
     """
-    check_count("num_samples", 1 if num_samples is None else num_samples, 1)
+    check_count("num_samples", num_samples, 1, optional=True)
     check_sequences("picked", picked, pot, broadcast=True)
     check_generator(generator, picked.device)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
@@ -272,12 +271,12 @@ def inclusion_probs(
         inside = picked_mask(part.items, pot.num_candidates)  # (M, N)
         rest = inside.to(torch.int8).argsort(dim=-1, stable=True)[:, : inside.shape[1] - part.items.shape[1]]
         ended = inside.to(accumulator(pot.unary.dtype))
-        for members, reach, stop in _passages(replace(part, items=rest, given=part.items)):
+        for members, reach, stop in _forward(replace(part, items=rest, given=part.items)):
             mass = (reach + stop).exp().expand(-1, -1, members.shape[1])  # (M, A, size)
             where = rest[:, members].flatten(1)  # (M, A·size)
             ended = ended.scatter_add(1, where, mass.flatten(1).to(ended.dtype))
         values.append(ended)
-    return blame_nan(_together(values, buckets), pot)
+    return blame_nan(_in_order(values, buckets), pot)
 
 
 # ------------------------------------------------------------------------------------------- sets of one size
@@ -325,7 +324,7 @@ class Bucket:
         free = rules.plain and not rules.min_len and (rules.max_len == n or picks.shape[2] < rules.max_len)
         if not free or not readable():
             found = self.log_probs(state, picks, last)
-            return found.gather(2, _slots(choices, 0).expand(*last.shape, -1)).masked_fill(choices < 0, -torch.inf)
+            return found.gather(2, choices.clamp(min=0).expand(*last.shape, -1)).masked_fill(choices < 0, -torch.inf)
         logits, added_stop = pot.interaction.logits(state)
         dtype = accumulator(torch.promote_types(logits.dtype, pot.unary.dtype))
         stop = rules.biased(pot.stop.to(dtype)).to(dtype).unsqueeze(-1).expand(logits.shape[:2])
@@ -335,15 +334,11 @@ class Bucket:
         logits = torch.cat([logits.to(dtype), stop, stop], -1)
         logits += pad(pad(unary, (0, 1)), (0, 1), value=-torch.inf)
         with torch.no_grad():  # no gradient reaches what is −inf
-            logits.scatter_(2, _slots(self.flat(picks), n + 1), -torch.inf)
+            logits.scatter_(2, self.flat(picks.where(picks >= 0, n + 1)), -torch.inf)
             if bool((stop == -torch.inf).any()):  # with nothing left to pick the stop is certain
                 logits[..., n].masked_fill_(logits.amax(-1) == -torch.inf, 0)
-        return logits.log_softmax(-1).view(*last.shape, n + 2).gather(2, _slots(choices, n + 1).expand(*last.shape, -1))
-
-
-def _slots(items: Tensor, instead: int) -> Tensor:
-    """``items`` with −1 replaced."""
-    return items.where(items >= 0, instead)
+        columns = choices.where(choices >= 0, n + 1).expand(*last.shape, -1)
+        return logits.log_softmax(-1).view(*last.shape, n + 2).gather(2, columns)
 
 
 def _buckets(pot: Potentials, sets: Tensor, rules: Rules, limit: int | None = None, fold: bool = True) -> list[Bucket]:
@@ -375,7 +370,7 @@ def _shared(pot: Potentials, rules: Rules) -> bool:
     return alike and (pot.mask.stride(0) == 0 or bool(pot.mask.all()))
 
 
-def _together(values: list[Tensor], buckets: list[Bucket]) -> Tensor:
+def _in_order(values: list[Tensor], buckets: list[Bucket]) -> Tensor:
     """The results of the buckets, in the order of the batch."""
     if len(values) == 1:
         return values[0]
@@ -388,24 +383,23 @@ def _order_matters(pot: Potentials, rules: Rules) -> bool:
 
 def _exact(part: Bucket) -> Tensor:
     """(M,) log P of each set, by dynamic programming."""
-    passages = _passages(part)
+    by_size = _forward(part)
     # The first subset of each size consists of the first items: a padded row is the one of its size.
-    ended = [logsumexp((reach + stop)[:, 0]) for _, reach, stop in (passages[-1:] if readable() else passages)]
+    ended = [logsumexp((reach + stop)[:, 0]) for _, reach, stop in (by_size[-1:] if readable() else by_size)]
     if len(ended) == 1:
         return ended[0]
     return torch.stack(ended, -1).gather(1, (part.items >= 0).sum(-1, keepdim=True)).squeeze(-1)
 
 
-def _passages(part: Bucket) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """For each size, the subsets A of the items (A, size), and log-probabilities (M, A, L) of reaching each and of
-    stopping there.
+def _forward(part: Bucket) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The forward algorithm over subsets: those of each size (A, size), log P (M, A, L) of reaching and of stopping.
 
     Where rules or interaction depend on the latest pick it is part of the state, one of L = size; else L = 1.
     """
     rows, count = part.items.shape
     lattice = _lattice(count, _order_matters(part.pot, part.rules), part.items.device)
     pieces = part.pieces(len(lattice.picks), CHUNK if part.items.is_cuda else CACHED)
-    step = torch.cat([_step(piece, lattice) for piece in pieces])  # (M, K, k+1)
+    step = torch.cat([_item_log_probs(piece, lattice) for piece in pieces])  # (M, K, k+1)
     parts = step.flatten(1).index_select(1, lattice.steps).split(lattice.counts, 1)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     reach = step.new_zeros(rows, 1)
@@ -418,7 +412,7 @@ def _passages(part: Bucket) -> list[tuple[Tensor, Tensor, Tensor]]:
     return found
 
 
-def _step(part: Bucket, lattice: Lattice) -> Tensor:
+def _item_log_probs(part: Bucket, lattice: Lattice) -> Tensor:
     """(M, K, k+1) log-probabilities of each of the items, and of the stop, after each of the K states."""
     items, (rows, count) = part.items, part.items.shape
     picks = pad(items, (0, 1), value=-1).index_select(1, lattice.picks.flatten()).view(rows, *lattice.picks.shape)
@@ -537,7 +531,7 @@ def _posterior(part: Bucket, samples: int, generator: torch.Generator | None) ->
     whole = part.pot.interaction.depends_on == "order"
     if not whole and count <= SUBSET_LIMIT:
         orders = items[:, _lattice(count, True, items.device).picks[-count:]]  # (M, k, k)
-        weight = _passages(part)[-1][1][:, 0]
+        weight = _forward(part)[-1][1][:, 0]
     else:
         log_q: Tensor | float = 0.0
         if count <= ORDER_LIMIT:

@@ -520,7 +520,7 @@ def test_a_map_is_left_out_whole_and_choices_are_made_on_areas_of_the_others(mad
     check_apart(other, split.train, split.held_out)
     with pytest.raises(ValueError, match="split = 'map:nowhere': expected one of the maps here, there"):
         split_scenes(other, "map:nowhere")
-    with pytest.raises(ValueError, match="split = 'there': expected index, geography or map:NAME"):
+    with pytest.raises(ValueError, match="split = 'there': expected one of the maps here, there"):
         split_scenes(other, "there")
 
 

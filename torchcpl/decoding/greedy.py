@@ -34,8 +34,7 @@ def greedy(
     """
     refuse_tracing()
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
-    if stop_threshold is not None:
-        check_number("stop_threshold", stop_threshold, "a probability in (0, 1]", lambda value: 0 < value <= 1)
+    check_number("stop_threshold", stop_threshold, "a probability in (0, 1]", lambda p: 0 < p <= 1, optional=True)
 
     def choose(log_probs: Tensor) -> Tensor:
         if stop_threshold is None:

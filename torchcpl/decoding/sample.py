@@ -41,8 +41,7 @@ def sample(
     refuse_tracing()
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     check_generator(generator, pot.unary.device)
-    if num_samples is not None:
-        check_count("num_samples", num_samples, 1)
+    check_count("num_samples", num_samples, 1, optional=True)
     drawn = draw(pot, rules, num_samples or 1, temperature, top_k, top_p, generator)
     return drawn if num_samples is not None else drawn.map(lambda part: part[0])
 
@@ -61,10 +60,8 @@ def draw(
     if generator is not None and torch.compiler.is_compiling():
         raise ValueError("generator: expected None in torch.compile or torch.export (use torch.manual_seed), got one")
     check_number("temperature", temperature, "a positive number", lambda value: 0 < value < math.inf)
-    if top_k is not None:
-        check_count("top_k", top_k, 1)
-    if top_p is not None:
-        check_number("top_p", top_p, "a number in (0, 1]", lambda value: 0 < value <= 1)
+    check_count("top_k", top_k, 1, optional=True)
+    check_number("top_p", top_p, "a number in (0, 1]", lambda value: 0 < value <= 1, optional=True)
 
     def choose(log_probs: Tensor) -> Tensor:
         return categorical(sharpen(log_probs, temperature, top_k, top_p).exp(), generator)

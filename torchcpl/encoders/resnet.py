@@ -100,7 +100,7 @@ class ResNet18(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W), normalised -> (B, channels), the mean over all cells."""
-        return self(images).mean((2, 3))  # type: ignore[no-any-return]
+        return self(images).mean((2, 3))
 
 
 def load_resnet18(path: str | os.PathLike[str], cut: int = 4) -> ResNet18:

@@ -37,8 +37,7 @@ class Attention(nn.Module):
         if mask is not None and mask.is_floating_point():
             mask = mask.to(query.dtype)
         mixed = F.scaled_dot_product_attention(query, keys, values, mask, dropout, causal)
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return out
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.heads, x.shape[2] // self.heads).transpose(1, 2)  # (B, H, N, d/H)
@@ -99,8 +98,7 @@ class Encoder(nn.Module):
         each = [mask] * len(self.layers) if bias is None else bias.chunk(len(self.layers), 1)
         for layer, seen in zip(self.layers, each, strict=True):
             x = layer(x, seen)
-        out: Tensor = self.norm(x)
-        return out
+        return self.norm(x)
 
 
 class DecoderLayer(nn.Module):

@@ -43,7 +43,8 @@ def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -
     place = torch.arange(n + 1, device=device)
     steps = torch.arange(rules.max_len, device=device)
     limit, end = (torch.full((), size, device=device) for size in (rules.max_len, n))
-    fate = torch.full_like(place, -torch.inf, dtype=dtype).where(place < n, highest)  # what a chosen score becomes
+    # What the score of a choice becomes.
+    after_choice = torch.full_like(place, -torch.inf, dtype=dtype).where(place < n, highest)
     state, add, advance = _process(pot.interaction, scores)
     least = None if stop_threshold is None else math.log(stop_threshold)
 
@@ -65,7 +66,7 @@ def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -
         gain = log_probs.gather(-1, index).squeeze(-1)
         now = steps == t
         scores, state = advance(scores, state, choice)
-        scores = scores.scatter(-1, index, embedding(choice, fate.unsqueeze(-1)))
+        scores = scores.scatter(-1, index, embedding(choice, after_choice.unsqueeze(-1)))
         return t + 1, choice, choice.where(now, picks), gain.where(now, gains), scores, state
 
     start = torch.zeros((), dtype=torch.long, device=device)
@@ -133,8 +134,7 @@ def _product(keys: Tensor, stop_key: Tensor | None, scores: Tensor) -> Callable[
 
     def product(query: Tensor) -> Tensor:
         with without_autocast(columns):
-            found: Tensor = query.to(columns.dtype) @ columns
-            return found
+            return query.to(columns.dtype) @ columns
 
     return product
 

@@ -27,7 +27,7 @@ from torchcpl.interactions.coverage import LARGEST
 from torchcpl.potentials import Potentials, Selection
 
 Array = NDArray[Any]
-KEPT = 2**18  # scores kept for their normalisers at a time
+DEFERRED = 2**18  # scores kept for their normalisers at a time
 GRAIN = 2**15  # numbers up to which torch works in one thread
 
 
@@ -50,7 +50,7 @@ def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -
 
 @cache
 def _untraced() -> Callable[[Potentials, Rules, float | None], Selection]:
-    return torch.compiler.disable(_greedy)  # type: ignore[no-any-return]
+    return torch.compiler.disable(_greedy)
 
 
 def _greedy(pot: Potentials, rules: Rules, stop_threshold: float | None) -> Selection:
@@ -94,14 +94,14 @@ def _array(tensor: Tensor) -> Array:
     return tensor.detach().numpy()
 
 
-class Kept:
+class DeferredLogProbs:
     """Scores of many steps relative to the chosen ones, (steps, ..., N+1), whose normalisers are computed together.
 
     Relative to what was chosen, the largest: nothing overflows, and large scores lose no precision.
     """
 
     def __init__(self, like: Array, steps: int) -> None:
-        count = max(1, min(steps, KEPT // max(1, like.size)))
+        count = max(1, min(steps, DEFERRED // max(1, like.size)))
         self.scores = np.empty((count, *like.shape), dtype=like.dtype)
         self.ones = np.ones(like.shape[-1], dtype=like.dtype)
         self.fill = 0
@@ -112,7 +112,7 @@ class Kept:
         if self.fill == len(self.scores):
             self.flush()
         self.fill += 1
-        return self.scores[self.fill - 1]  # type: ignore[no-any-return]
+        return self.scores[self.fill - 1]
 
     def flush(self) -> None:
         kept = self.scores[: self.fill]
@@ -141,8 +141,8 @@ def _decode_row(
     """
     n, min_len = len(scores) - 1, rules.min_len
     candidates = scores[:n]
-    kept = Kept(scores, rules.max_len)
-    following, subtract, never = kept.next, np.subtract, -math.inf  # looked up once, not at every step
+    deferred = DeferredLogProbs(scores, rules.max_len)
+    next_scores, subtract, never = deferred.next, np.subtract, -math.inf  # looked up once, not at every step
     picks: list[int] = []
     for step in range(rules.max_len):
         choice = int((scores if step >= min_len and log_threshold is None else candidates).argmax())
@@ -151,7 +151,7 @@ def _decode_row(
         chosen = scores[choice]
         if chosen == never:  # nothing is left: the stop is certain
             break
-        relative = subtract(scores, chosen, following())
+        relative = subtract(scores, chosen, next_scores())
         if step < min_len:
             relative[n] = never
         if choice == n:
@@ -159,7 +159,7 @@ def _decode_row(
         picks.append(choice)
         add(choice)
         scores[choice] = never
-    log_probs = kept.log_probs()
+    log_probs = deferred.log_probs()
     indices[: len(picks)] = picks
     gains[: len(picks)] = log_probs[: len(picks)]
     return float(log_probs.sum(dtype=np.float64))
@@ -172,7 +172,7 @@ def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Arra
     """
     batch, n = interaction.shape
     rows, live = np.arange(batch), np.ones(batch, dtype=bool)
-    kept = Kept(scores, rules.max_len)
+    deferred = DeferredLogProbs(scores, rules.max_len)
     W, candidates, stop = interaction.W.detach(), torch.from_numpy(scores[:, :n]), torch.from_numpy(scores[:, n])
     column = W.new_empty(batch, n, 1)
     for step in range(rules.max_len):
@@ -180,7 +180,7 @@ def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Arra
         choice = (scores if may_stop else scores[:, :n]).argmax(1)
         chosen = scores[rows, choice]
         live &= chosen != -np.inf  # where nothing is left the stop is certain
-        relative = np.subtract(scores, np.where(live, chosen, 0)[:, None], kept.next())
+        relative = np.subtract(scores, np.where(live, chosen, 0)[:, None], deferred.next())
         if not may_stop:
             relative[:, n] = -np.inf
         if not live.all():  # rows that have stopped contribute log exp 0 = 0
@@ -196,10 +196,9 @@ def _decode_batch(interaction: Dense, scores: Array, rules: Rules, indices: Arra
         if interaction.stop_row is not None:
             stop.add_(interaction.stop_row.detach().gather(1, picks.view(batch, 1)).squeeze(1))
         scores[rows, choice] = -np.inf
-    log_probs = kept.log_probs()  # (steps, B)
+    log_probs = deferred.log_probs()  # (steps, B)
     np.copyto(gains[:, : len(log_probs)], log_probs.T, where=indices[:, : len(log_probs)] >= 0)
-    log_prob: Array = log_probs.sum(0, dtype=np.float64)
-    return log_prob
+    return log_probs.sum(0, dtype=np.float64)
 
 
 def _stops(scores: Array, best: Any, log_threshold: float) -> bool:
@@ -211,13 +210,13 @@ def _stops(scores: Array, best: Any, log_threshold: float) -> bool:
     return bool(stop - peak - np.log(np.exp(scores - peak).sum()) >= log_threshold)
 
 
-Effect = Callable[[int], tuple[Array, Any]]  # of a pick: what it adds to the candidates (N,) and to the stop
+Effect = Callable[[int], tuple[Any, Any]]  # of a pick: what it adds to the candidates (N,) and to the stop, or None
 
 
 def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[int], None]:
     """Add a pick's effect to the scores (N+1,) of one row."""
     candidates, n = scores[:-1], len(scores) - 1
-    effect = _effect(interaction, row)
+    effect, second = _effects(interaction, row)
 
     def add(pick: int, plus: Any = np.add) -> None:
         column, stop = effect(pick)
@@ -225,12 +224,11 @@ def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[
         if stop is not None:
             scores[n] += stop
 
-    if isinstance(interaction, Dense | LowRank):
+    if second is None:
         return add
     # What is covered and what the latest pick adds is computed anew at every step, so the sums are kept apart.
     total = scores.copy()
     sums, covered = total[:n], np.zeros_like(candidates)
-    second = _second_effect(interaction, row)
 
     def add_anew(pick: int) -> None:
         column, stop = effect(pick)
@@ -248,38 +246,34 @@ def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[
     return add_anew
 
 
-def _effect(interaction: Interaction, row: int) -> Effect:
-    """What a pick adds for good."""
+def _effects(interaction: Any, row: int) -> tuple[Effect, Effect | None]:
+    """What a pick adds for good; and how far it covers the others, as logits, or what it adds while the latest."""
+
+    def of_row(table: Tensor | None) -> Any:
+        return None if table is None else _array(table[row])
+
+    def product(keys: Tensor, values: Tensor, stop_key: Tensor | None) -> Effect:
+        """keys·values[pick]/√h."""
+        left, right, last = of_row(keys), of_row(values), of_row(stop_key)
+        scale, column = 1 / math.sqrt(max(left.shape[1], 1)), np.empty(len(left), dtype=left.dtype)
+
+        def effect(pick: int) -> tuple[Array, Any]:
+            value = right[pick] * scale
+            return np.matmul(left, value, column), None if last is None else last @ value
+
+        return effect
+
     if isinstance(interaction, Dense | DenseCoverage):
-        columns = _array(interaction.W[row]).T if isinstance(interaction, Dense) else np.zeros(interaction.shape[1])
-        stops = None if interaction.stop_row is None else _array(interaction.stop_row[row])
-        return lambda pick: (columns[pick], None if stops is None else stops[pick])
-    assert isinstance(interaction, LowRank | Coverage | Recent)
-    return _product(interaction.keys[row], interaction.values[row], interaction.stop_key, row)
-
-
-def _second_effect(interaction: Interaction, row: int) -> Effect:
-    """How far a pick covers the others, as logits, or what it adds while it is the latest."""
-    if isinstance(interaction, DenseCoverage):
-        columns = _array(interaction.cover[row]).T
-        return lambda pick: (columns[pick], None)
+        columns = of_row(interaction.W if isinstance(interaction, Dense) else interaction.cover).T
+        stops = of_row(interaction.stop_row)
+        if isinstance(interaction, Dense):
+            return lambda pick: (columns[pick], None if stops is None else stops[pick]), None
+        return lambda pick: (0, None if stops is None else stops[pick]), lambda pick: (columns[pick], None)
+    first = product(interaction.keys, interaction.values, interaction.stop_key)
+    if isinstance(interaction, Coverage):
+        cover = product(interaction.cover_keys, interaction.cover_values, None)
+        offset = of_row(interaction.cover_offset)
+        return first, lambda pick: (cover(pick)[0] + offset, None)
     if isinstance(interaction, Recent):
-        return _product(interaction.last_keys[row], interaction.last_values[row], interaction.last_stop_key, row)
-    assert isinstance(interaction, Coverage)
-    product = _product(interaction.cover_keys[row], interaction.cover_values[row], None, row)
-    offset = interaction.cover_offset[row].item()
-    return lambda pick: (product(pick)[0] + offset, None)
-
-
-def _product(keys: Tensor, values: Tensor, stop_key: Tensor | None, row: int) -> Effect:
-    """keys·values[pick]/√h of the factors (N, h) of a row."""
-    left, right = _array(keys), _array(values)
-    ending = None if stop_key is None else _array(stop_key[row])
-    scale = 1 / math.sqrt(max(keys.shape[1], 1))
-    column = np.empty(len(left), dtype=left.dtype)
-
-    def effect(pick: int) -> tuple[Array, Any]:
-        value = right[pick] * scale
-        return np.matmul(left, value, column), None if ending is None else ending @ value
-
-    return effect
+        return first, product(interaction.last_keys, interaction.last_values, interaction.last_stop_key)
+    return first, None

@@ -67,8 +67,8 @@ def decode(
     # The seed stays on the device, without synchronisation.
     seed = None if temperature is None else torch.randint(2**62, (1,), device=unary.device, generator=generator)
     results = (found.indices, found.lengths, found.log_prob, found.step_log_prob)
-    sizes = (n, width, rules.min_len, steps, 1 / (temperature or 1.0), math.log(stop_threshold or 1.0))
-    options = {"BLOCK": way.size, "DRAW": seed is not None, "THRESHOLD": stop_threshold is not None}
+    log_threshold = None if stop_threshold is None else math.log(stop_threshold)
+    sizes = (n, width, rules.min_len, steps, 1 / (temperature or 1.0), log_threshold)
     interaction: Any = pot.interaction
     with torch.cuda.device_of(unary):
         if way.kernel == "factored":
@@ -81,14 +81,13 @@ def decode(
             factors = (W, None, stop_row)
         given = (*_strided(stop), seed, *results, *sizes)
         if way.kernel != "block":
-            _launch_tiles(pot, rules, way, found, given, factors, options)
+            _launch_tiles(pot, rules, way, found, given, factors)
         else:
             cover, last = (None, second) if isinstance(interaction, Recent) else (second, None)
             _decode_block[(found.lengths.numel(),)](
                 *(*_strided(unary), *_strided(rules.available), *given, *_strided(W, 3), *_strided(stop_row, 2)),
                 *(cover, last, second_stop),
-                **options,
-                LIVE=stop_row is not None,
+                BLOCK=way.size,
                 num_warps=way.warps,
             )
     blame_nan(found.log_prob, pot)
@@ -97,7 +96,7 @@ def decode(
 
 def _launch_tiles(
     pot: Potentials, rules: Rules, way: Plan, found: Selection, given: tuple[Any, ...],
-    factors: tuple[Tensor, Tensor | None, Tensor | None], options: dict[str, Any],
+    factors: tuple[Tensor, Tensor | None, Tensor | None],
 ) -> None:  # fmt: skip
     """One launch, or where several programs share a hypothesis one for every step, and one for the last choice."""
     keys, values, stop_key = factors
@@ -118,8 +117,8 @@ def _launch_tiles(
         *(left, *given, *_strided(keys), *_strided(values, 3), *_strided(stop_key, 2)),
         *(kept, partial, hidden, max(hidden, 1) ** -0.5),
     )
-    options |= {
-        "LIVE": stop_key is not None,
+    options = {
+        "BLOCK": way.size,
         "DEEP": 16 if values is None else max(16, triton.next_power_of_2(hidden)),
         "LANES": min(triton.next_power_of_2(way.programs), 256),
         "STAGES": way.stages,
@@ -203,16 +202,16 @@ def _argmax(scores, at, N):
 
 
 @triton.jit
-def _choose(pick, logit, score, stop, stop_score, best, mass, log_threshold, N, THRESHOLD: tl.constexpr):
+def _choose(pick, logit, score, stop, stop_score, best, mass, log_threshold, N):
     """Whether the candidate ``pick`` is chosen or the stop (then N), and log P of the choice.
 
-    The candidates' logits are at most ``best`` and weigh mass·exp(best). With ``THRESHOLD`` the stop is chosen when its
-    log-probability is ``log_threshold`` or more, else when its score is higher than the pick's; scores are logits, or
-    in sampling logits over the temperature plus noise.
+    The candidates' logits are at most ``best`` and weigh mass·exp(best). With ``log_threshold`` the stop is chosen when
+    its log-probability is that or more, else when its score is higher than the pick's; scores are logits, or in
+    sampling logits over the temperature plus noise.
     """
     peak = tl.maximum(tl.maximum(best, stop), LOWEST)
     norm = tl.log(mass * tl.exp(best - peak) + tl.exp(stop - peak))  # relative to the peak, for precision
-    if THRESHOLD:
+    if log_threshold is not None:
         stops = stop - peak - norm >= log_threshold
     else:
         stops = stop_score > score
@@ -222,7 +221,7 @@ def _choose(pick, logit, score, stop, stop_score, best, mass, log_threshold, N, 
 
 
 @triton.jit
-def _nothing(N, LANES: tl.constexpr):
+def _empty_lanes(N, LANES: tl.constexpr):
     """What lanes start with: a best score, whose place and logit, and a mass as mass·exp(top)."""
     none = tl.full((LANES,), -float("inf"), tl.float32)
     top = tl.full((LANES,), LOWEST, tl.float32)
@@ -230,8 +229,8 @@ def _nothing(N, LANES: tl.constexpr):
 
 
 @triton.jit
-def _take_in(logits, scores, at, best, place, logit, top, mass):
-    """Add a tile to what every lane keeps."""
+def _accumulate(logits, scores, at, best, place, logit, top, mass):
+    """Online softmax and argmax: add a tile to what every lane keeps."""
     better = scores > best
     best = tl.where(better, scores, best)
     place = tl.where(better, at, place)
@@ -242,12 +241,12 @@ def _take_in(logits, scores, at, best, place, logit, top, mass):
 
 
 @triton.jit
-def _gather(best, place, logit, top, mass, N):
+def _merge_lanes(best, place, logit, top, mass, N):
     """What all lanes keep: the best candidate, its score and logit, and the mass as peak and weight."""
     pick, score = _argmax(best, place, N)
     peak = tl.max(top, 0)
-    its = tl.max(tl.where(place == pick, logit, -float("inf")), 0)
-    return pick, score, its, peak, tl.sum(mass * tl.exp(top - peak), 0)
+    pick_logit = tl.max(tl.where(place == pick, logit, -float("inf")), 0)
+    return pick, score, pick_logit, peak, tl.sum(mass * tl.exp(top - peak), 0)
 
 
 @triton.jit
@@ -273,7 +272,7 @@ def _decode_block(
     W, W_b, W_j, W_i,
     stop_row, stop_row_b, stop_row_n,
     cover, last, last_stop,
-    BLOCK: tl.constexpr, DRAW: tl.constexpr, THRESHOLD: tl.constexpr, LIVE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     # fmt: on
     """One program a hypothesis, from the first pick to the stop. Arguments, with K = ``width`` and T = ``max_len``:
@@ -281,15 +280,15 @@ def _decode_block(
     unary (B, N): θ, with its strides, as all tensors that come with names for them.
     real (B, N): bool, whether a candidate may be picked.
     stop (B,): logit of the stop, its bias included.
-    seed (1,): of the noise; None unless DRAW.
+    seed (1,): of the noise of a draw; None for greedy.
     indices (B, K, T): written: the picks, −1 after the end.
     lengths (B, K): written.
     log_prob (B, K): written.
     step_log_prob (B, K, T): written: log P of each pick, 0 after the end.
     sharpness: one over the temperature.
-    log_threshold: log-probability at which the stop is chosen, if THRESHOLD.
+    log_threshold: log-probability at which the stop is chosen; None where it must be the likeliest choice.
     W (B, N, N): W[j, i], what the pick i adds to candidate j; None for nothing.
-    stop_row (B, N): what the pick i adds to the stop, if LIVE.
+    stop_row (B, N): what the pick i adds to the stop; None for nothing.
     cover (B, N, N): how far the pick i covers candidate j, as a logit, at [i, j]; None if nothing is ever covered.
     last (B, N, N): what the pick i adds to candidate j while it is the latest, at [i, j]; None for nothing.
     last_stop (B, N): and to the stop.
@@ -316,7 +315,7 @@ def _decode_block(
         if last is not None:
             logits = tl.where(added == -float("inf"), logits, logits + latest)
         halt = tl.where(count >= min_len, final + latest_stop, -float("inf"))
-        if DRAW:
+        if seed is not None:
             key = tl.load(seed)
             stop_score = halt * sharpness + _gumbel(key, row, count, N)
             pick, score = _argmax(logits * sharpness + _gumbel(key, row, count, at), at, N)
@@ -340,12 +339,12 @@ def _decode_block(
             covered += tl.exp(tl.minimum(more, MOST_COVERED))
         if last is not None:
             latest = tl.load(last + (b * N + pick) * N + at, mask=asked, other=0.0).to(tl.float32)
-        if LIVE:
+        if stop_row is not None:
             final += tl.load(stop_row + b * stop_row_b + pick * stop_row_n, mask=some, other=0.0).to(tl.float32)
             if last is not None:
                 latest_stop = tl.load(last_stop + b * N + pick, mask=some, other=0.0).to(tl.float32)
         mass = tl.sum(tl.exp(logits - tl.maximum(best, LOWEST)), 0)
-        pick, gain = _choose(pick, logit, score, halt, stop_score, best, mass, log_threshold, N, THRESHOLD)
+        pick, gain = _choose(pick, logit, score, halt, stop_score, best, mass, log_threshold, N)
         going = pick < N
         total += gain
         added = tl.where((at == pick) | (added == -float("inf")), -float("inf"), added + column)
@@ -367,8 +366,7 @@ def _decode_tiles(
     values, values_b, values_n, values_h,
     stop_key, stop_key_b, stop_key_h,
     kept, partial, H, scale, first, end,
-    BLOCK: tl.constexpr, DRAW: tl.constexpr, THRESHOLD: tl.constexpr, LIVE: tl.constexpr,
-    DEEP: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, DEEP: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr,
 ):
     # fmt: on
     """The steps ``first`` to ``end`` of a hypothesis, by this program and the others of its row of the grid.
@@ -378,7 +376,7 @@ def _decode_tiles(
 
     left (B·K, N): θ of the candidates that may still be picked, −inf for others; picks are struck out.
     keys, values (B, N, h): the factors of W. Or W itself (B, N, N) and None.
-    stop_key (B, h): the stop's, if LIVE. Or, with W, its row (B, N).
+    stop_key (B, h): the stop's. Or, with W, its row (B, N). None for nothing.
     H, scale: h and 1/√h.
     BLOCK: candidates of a tile.
     DEEP: a power of two, at least h.
@@ -406,7 +404,7 @@ def _decode_tiles(
     keys += b * keys_b
     out = row * max_len
     ending = tl.zeros((DEEP,), tl.float32)
-    if LIVE and values is not None:
+    if stop_key is not None and values is not None:
         ending = tl.load(stop_key + b * stop_key_b + h * stop_key_h, mask=h < H, other=0.0).to(tl.float32) * scale
     running = max_len > 0
     total = 0.0
@@ -419,7 +417,7 @@ def _decode_tiles(
     # What was found in the step before: the best candidate, its score and logit; the mass as weight·exp(peak).
     found = tl.full((), 0, tl.int32) + N
     score = tl.full((), -float("inf"), tl.float32)
-    its = score
+    pick_logit = score
     peak = tl.full((), LOWEST, tl.float32)
     weight = tl.full((), 0.0, tl.float32)
     pick = found
@@ -429,7 +427,7 @@ def _decode_tiles(
     while step < end:
         if step > 0:
             if LANES > 1:
-                best, place, logit, top, mass = _nothing(N, LANES)
+                best, place, logit, top, mass = _empty_lanes(N, LANES)
                 for start in range(0, programs, LANES):
                     each = start + tl.arange(0, LANES)
                     here = partial + (step + 1) % 2 * 5 * spread + row * programs + each
@@ -444,20 +442,20 @@ def _decode_tiles(
                     higher = tl.maximum(top, other)
                     mass = mass * tl.exp(top - higher) + more * tl.exp(other - higher)
                     top = higher
-                found, score, its, peak, weight = _gather(best, place, logit, top, mass, N)
+                found, score, pick_logit, peak, weight = _merge_lanes(best, place, logit, top, mass, N)
             if values is not None:
                 added_stop = tl.sum(ending * context, 0)
             halt = tl.load(stop + b * stop_b).to(tl.float32) + added_stop
             halt = tl.where(step > min_len, halt, -float("inf"))
             stop_score = halt
-            if DRAW:
+            if seed is not None:
                 stop_score = halt * sharpness + _gumbel(tl.load(seed), row.to(tl.int32), step - 1, N)
-            pick, gain = _choose(found, its, score, halt, stop_score, peak, weight, log_threshold, N, THRESHOLD)
+            pick, gain = _choose(found, pick_logit, score, halt, stop_score, peak, weight, log_threshold, N)
             going = running & (pick < N)  # of one that has stopped, what is read here means nothing
             if values is not None:
                 value = values + b * values_b + pick.to(tl.int64) * values_n + h * values_h
                 context += tl.load(value, mask=(h < H) & going, other=0.0).to(tl.float32)
-            elif LIVE:
+            elif stop_key is not None:
                 effect = tl.load(stop_key + b * stop_key_b + pick * stop_key_h, mask=going, other=0.0)
                 added_stop += effect.to(tl.float32)
             tl.store(left + pick, -float("inf"), mask=going)
@@ -474,7 +472,7 @@ def _decode_tiles(
             tl.debug_barrier()  # all threads see that the pick is gone
         if running & (step < max_len):
             query = context * scale
-            best, place, logit, top, mass = _nothing(N, BLOCK)
+            best, place, logit, top, mass = _empty_lanes(N, BLOCK)
             for start in tl.range(mine * BLOCK, N, programs * BLOCK, num_stages=STAGES):
                 at = start + tl.arange(0, BLOCK)
                 # Before the first pick there is nothing to read.
@@ -493,15 +491,15 @@ def _decode_tiles(
                 gone = (theta == -float("inf")) | (at == pick)  # where keys may hold NaN
                 logits = tl.where(gone, -float("inf"), theta + added)
                 scores = logits
-                if DRAW:
+                if seed is not None:
                     scores = logits * sharpness + _gumbel(tl.load(seed), row.to(tl.int32), step, at)
-                best, place, logit, top, mass = _take_in(logits, scores, at, best, place, logit, top, mass)
-            found, score, its, peak, weight = _gather(best, place, logit, top, mass, N)
+                best, place, logit, top, mass = _accumulate(logits, scores, at, best, place, logit, top, mass)
+            found, score, pick_logit, peak, weight = _merge_lanes(best, place, logit, top, mass, N)
             if LANES > 1:
                 here = partial + step % 2 * 5 * spread + row * programs + mine
                 tl.store(here, score)
                 tl.store(here + spread, found.to(tl.float32, bitcast=True))
-                tl.store(here + 2 * spread, its)
+                tl.store(here + 2 * spread, pick_logit)
                 tl.store(here + 3 * spread, peak)
                 tl.store(here + 4 * spread, weight)
             step += 1

@@ -126,8 +126,8 @@ def logits_of(
 
 
 @triton.jit
-def take_in(logits, coming, top, mass, wanted, number):
-    """Add logits to the running maximum, and relative to it the mass, the sum of those to come, and their number."""
+def accumulate(logits, coming, top, mass, wanted, number):
+    """Online softmax: the running maximum, relative to it the mass, the sum of logits to come, and their number."""
     higher = tl.maximum(top, logits)
     mass = mass * tl.exp(top - higher) + tl.exp(logits - higher)
     wanted += number * (top - higher) + tl.where(coming, logits - higher, 0.0)
@@ -135,15 +135,15 @@ def take_in(logits, coming, top, mass, wanted, number):
 
 
 @triton.jit
-def gather(top, mass, wanted, number):
-    """Merge the partial results of the lanes, the first dimension."""
+def merge_lanes(top, mass, wanted, number):
+    """Merge what the lanes, the first dimension, have accumulated."""
     peak = tl.max(top, 0)
     behind = top - tl.expand_dims(peak, 0)
     return peak, tl.sum(mass * tl.exp(behind), 0), tl.sum(wanted + number * behind, 0), tl.sum(number, 0)
 
 
 @triton.jit
-def settle(scores, at, contexts, there, top, mass, wanted, number, stop, ended, REMAINING: tl.constexpr):
+def store_scores(scores, at, contexts, there, top, mass, wanted, number, stop, ended, REMAINING: tl.constexpr):
     """Write the scores of contexts whose candidates have the mass ``mass``·exp(top); ``ended``: the stop is next."""
     peak = tl.maximum(tl.maximum(top, stop), LOWEST)
     total = mass * tl.exp(top - peak) + tl.exp(stop - peak)
@@ -161,13 +161,13 @@ def settle(scores, at, contexts, there, top, mass, wanted, number, stop, ended, 
 
 
 @triton.jit
-def hand_in(
+def store_result(
     scores, shares, ends, at, contexts, there, top, mass, wanted, number, ended, REMAINING: tl.constexpr
 ):
     """Write the scores, or this program's share for ``nll_combine``."""
     if shares is None:
         stop = tl.load(ends + at, mask=there, other=0.0)
-        settle(scores, at, contexts, there, top, mass, wanted, number, stop, ended, REMAINING)
+        store_scores(scores, at, contexts, there, top, mass, wanted, number, stop, ended, REMAINING)
     else:
         each = tl.num_programs(1) * contexts
         spot = shares + tl.program_id(1) * contexts + at
@@ -222,15 +222,15 @@ def nll_forward(
             query, t, T, keys, keys_n, keys_h, n, theta, there, ranks, N, H,
             REMAINING, TALL, WIDE, DEEP, CHUNK, INTERPRETED,
         )  # fmt: skip
-        top, mass, wanted, number = take_in(logits, coming, top, mass, wanted, number)
+        top, mass, wanted, number = accumulate(logits, coming, top, mass, wanted, number)
         logits_0 = tl.where(there, theta, -float("inf"))
         coming_0 = to_come(ranks, ranks, T, REMAINING)
-        top_0, mass_0, wanted_0, number_0 = take_in(logits_0, coming_0, top_0, mass_0, wanted_0, number_0)
+        top_0, mass_0, wanted_0, number_0 = accumulate(logits_0, coming_0, top_0, mass_0, wanted_0, number_0)
 
-    peak, mass, wanted, number = gather(top, mass, wanted, number)
-    hand_in(scores, shares, ends, base + t, contexts, t <= T, peak, mass, wanted, number, t == length, REMAINING)
-    peak, mass, wanted, number = gather(top_0, mass_0, wanted_0, number_0)
-    hand_in(scores, shares, ends, base, contexts, first_tile, peak, mass, wanted, number, length == 0, REMAINING)
+    peak, mass, wanted, number = merge_lanes(top, mass, wanted, number)
+    store_result(scores, shares, ends, base + t, contexts, t <= T, peak, mass, wanted, number, t == length, REMAINING)
+    peak, mass, wanted, number = merge_lanes(top_0, mass_0, wanted_0, number_0)
+    store_result(scores, shares, ends, base, contexts, first_tile, peak, mass, wanted, number, length == 0, REMAINING)
 
 
 @triton.jit(do_not_specialize=["split", "contexts", "T"])
@@ -256,4 +256,4 @@ def nll_combine(
         top = higher
     stop = tl.load(ends + at, mask=there, other=0.0)
     ended = at % (T + 1) == tl.load(lengths + at // (T + 1), mask=there, other=-1)
-    settle(scores, at, contexts, there, top, mass, wanted, number, stop, ended, REMAINING)
+    store_scores(scores, at, contexts, there, top, mass, wanted, number, stop, ended, REMAINING)

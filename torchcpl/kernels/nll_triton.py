@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchcpl.constraints import Rules
-from torchcpl.interactions import LowRank
 from torchcpl.kernels.nll_backward_triton import nll_backward_contexts, nll_backward_keys
 from torchcpl.kernels.nll_contexts_triton import nll_contexts, nll_contexts_backward
 from torchcpl.kernels.nll_forward_triton import nll_combine, nll_forward
@@ -31,21 +30,19 @@ BOTH_STEPS = 64  # contexts, in half precision, for which there are registers en
 
 def sequence_log_probs(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
     """(B, P) log-probabilities of the sequences ``order`` (B, P, T)."""
-    found: Tensor = Scores.apply(*_given(pot, order, rules), False)
-    return found
+    return _scores(pot, order, rules, False)
 
 
 def remaining_log_probs(pot: Potentials, order: Tensor, rules: Rules) -> tuple[Tensor, Tensor]:
     """After each prefix of ``order`` (B, P, T), log P of all picks that remain and of the stop, two (B, P, T+1)."""
-    picks, stop = Scores.apply(*_given(pot, order, rules), True)
-    return picks, stop
+    return _scores(pot, order, rules, True)
 
 
-def _given(pot: Potentials, order: Tensor, rules: Rules) -> tuple[Tensor | None, ...]:
-    interaction = pot.interaction
-    assert isinstance(interaction, LowRank)
+def _scores(pot: Potentials, order: Tensor, rules: Rules, remaining: bool) -> Any:
+    interaction: Any = pot.interaction  # LowRank
     factors = (interaction.keys, interaction.values, interaction.stop_key)
-    return pot.unary, rules.biased(pot.stop), *factors, rules.available, order.contiguous()
+    stop, order = rules.biased(pot.stop), order.contiguous()
+    return Scores.apply(pot.unary, stop, *factors, rules.available, order, remaining)
 
 
 class Scores(torch.autograd.Function):

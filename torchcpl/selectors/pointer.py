@@ -122,8 +122,7 @@ class Pointer(Interaction):
 
     def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
         query = self.head.query(state[0]) / self.head.dim**0.5  # (B, K, d)
-        stop: Tensor = self.head.stop(state[0]).squeeze(-1)
-        return query @ self.keys.transpose(1, 2), stop.to(query.dtype)
+        return query @ self.keys.transpose(1, 2), self.head.stop(state[0]).squeeze(-1).to(query.dtype)
 
     def _first(self, width: int) -> Tensor:
         """The token (B, K, 1, d) of step 0."""

@@ -72,8 +72,7 @@ class Stepwise(Method):
     def potentials(self, features: Tensor | tuple[Tensor, ...], mask: Tensor) -> Potentials:
         """``features`` (B, N, d), or these and what the head is told of pairs (B, N, N)."""
         features, *pairs = features if isinstance(features, tuple) else (features,)
-        pot: Potentials = self.head(features, mask, *pairs)
-        return pot
+        return self.head(features, mask, *pairs)
 
     def loss(self, features: Tensor | tuple[Tensor, ...], mask: Tensor, target: Tensor) -> Tensor:
         pot = self.potentials(features, mask)

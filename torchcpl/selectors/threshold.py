@@ -27,8 +27,7 @@ class Threshold(Method):
 
     def logits(self, features: Tensor, mask: Tensor) -> Tensor:
         """(B, N) log-odds of the candidates."""
-        logits: Tensor = self.scores(features).squeeze(-1)
-        return logits
+        return self.scores(features).squeeze(-1)
 
     def loss(self, features: Tensor, mask: Tensor, target: Tensor) -> Tensor:
         """Mean over the candidates of the batch."""

@@ -153,11 +153,17 @@ class Benchmark(ABC, Generic[C]):
     def read(self, path: str | Path) -> Run[C]:
         return read_run(self.config, path, self.metrics)
 
+    def load(self, path: Path, config: C) -> tuple[Any, float | None]:
+        """The best model of the run at ``path``, with the chosen knob; ``config`` is its own, for this machine."""
+        _, weights, state = load_checkpoint(path)
+        model = self.build(config, weights)  # without the pretrained file it started from, which may be gone
+        load_weights(model, weights, str(path / "best"))
+        knob = state["best"]["metrics"].get("knob") if state["best"] else None
+        return model.to(device_of(config)).eval(), knob
+
     def restore(self, run: Run[C]) -> Restored:
-        task, weights = self.make_task(here(run.config)), load_checkpoint(run.path).weights
-        model = self.build(run.config, weights)  # without the pretrained file it started from, which may be gone
-        load_weights(model, weights, str(run.path / "best"))
-        return Restored(task, model.to(task.device).eval(), run.state["best"]["metrics"].get("knob"))
+        config = here(run.config)
+        return Restored(self.make_task(config), *self.load(run.path, config))
 
     def first_runs(self, runs: Sequence[Run[C]]) -> dict[str, Run[C]]:
         """The first run of every method that has one, in the order of the tables."""

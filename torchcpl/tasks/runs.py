@@ -44,11 +44,11 @@ class Run(Generic[C]):
 
     @property
     def method(self) -> str:
-        return self.config.method  # type: ignore[attr-defined, no-any-return]
+        return self.config.method  # type: ignore[attr-defined]
 
     @property
     def kind(self) -> str:
-        return self.config.kind  # type: ignore[attr-defined, no-any-return]
+        return self.config.kind  # type: ignore[attr-defined]
 
 
 def read_run(cls: type[C], path: str | Path, metrics: Sequence[str] = ()) -> Run[C]:

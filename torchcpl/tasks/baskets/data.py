@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PARTS = ("train", "valid", "test")
 MEALS = "meals"  # the source that needs no file
 
-Lines = list[tuple[int, list[str]]]  # the number of a line and its fields
+Lines = list[list[str]]  # the fields of every line
 Parts = dict[str, list[list[int]]]  # the baskets of each part, as lists of item numbers
 
 
@@ -109,12 +109,12 @@ def read_lines(path: Path) -> Lines:
     for number, row in enumerate(found, 1):
         if not row:
             raise ValueError(f"{path}:{number}: expected a basket, got an empty line")
-    return list(enumerate(found, 1))
+    return found
 
 
 def vocabulary(lines: Lines) -> list[str]:
     """The items of a part: numbers up to the largest, or its names in alphabetical order."""
-    items = {item for _, row in lines for item in row}
+    items = {item for row in lines for item in row}
     if all(item.isdigit() for item in items):
         return [str(i) for i in range(max(map(int, items)) + 1)]
     return sorted(items)
@@ -123,9 +123,9 @@ def vocabulary(lines: Lines) -> list[str]:
 def read_sets(lines: Lines, names: list[str], most: int, path: Path | str) -> list[list[int]]:
     """The baskets as lists of item numbers; ValueError names the line that is wrong."""
     number_of = {name: i for i, name in enumerate(names)}
-    by_number = all(item.isdigit() for item in lines[0][1]) if lines else True
+    by_number = all(item.isdigit() for item in lines[0])
     baskets = []
-    for line, row in lines:
+    for line, row in enumerate(lines, 1):
         basket: list[int] = []
         for item in row:
             index = int(item) if by_number and item.isdigit() else number_of.get(item, -1)

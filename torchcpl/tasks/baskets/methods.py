@@ -83,12 +83,10 @@ class CPLSets(StepwiseSets):
     for every number of picks, which travels as one more channel of the context that only the stop's key reads.
     """
 
-    features: Tensor | None
-
     def __init__(self, config: BasketsConfig, frequency: Tensor, features: Tensor | None = None) -> None:
         super().__init__(config, frequency)
         n, h = self.num_items, config.rank
-        self.register_buffer("features", features)
+        self.features = None if features is None else nn.Buffer(features)
         start = torch.randn(n, 1 + 2 * h) * 0.1 * h**0.25
         start[:, 0] = frequency.log() - frequency.log().mean()
         self.items = nn.Parameter(start)
@@ -150,8 +148,7 @@ class PointerSets(StepwiseSets):
         )  # fmt: skip
 
     def potentials(self) -> Potentials:
-        pot: Potentials = self.head(self.items.unsqueeze(0))
-        return pot
+        return self.head(self.items.unsqueeze(0))
 
     def forward(self, baskets: Tensor) -> dict[str, Tensor]:
         return {"loss": set_nll(self.potentials(), baskets, num_samples=self.config.pointer_orders)}
@@ -167,12 +164,10 @@ class PointerSets(StepwiseSets):
 class Bernoullis(SetModel):
     """A mixture of C components, in each of which items are chosen independently; C = 1 is independence."""
 
-    base: Tensor
-
     def __init__(self, config: BasketsConfig, frequency: Tensor) -> None:
         super().__init__(config, frequency)
         count = config.components
-        self.register_buffer("base", frequency.logit())
+        self.base = nn.Buffer(frequency.logit())
         self.spread = nn.Parameter(
             0.1 * torch.randn(count, self.num_items) if count > 1 else torch.zeros(1, self.num_items)
         )
@@ -220,16 +215,13 @@ class DPP(SetModel):
 class ItemToItem(SetModel):
     """Conditional frequencies: the mean over the rest of P(item | one of the rest). No distribution over sets."""
 
-    given: Tensor
-    frequency: Tensor
-
     def __init__(self, config: BasketsConfig, frequency: Tensor, train: Tensor) -> None:
         super().__init__(config, frequency)
         inside = picked_mask(train, self.num_items).float()  # (M, N)
         together = inside.T @ inside
         count = together.diagonal().unsqueeze(-1)
-        self.register_buffer("given", (together + 5 * frequency) / (count + 5))  # (i, j): P(j | i), smoothed to P(j)
-        self.register_buffer("frequency", frequency)
+        self.given = nn.Buffer((together + 5 * frequency) / (count + 5))  # (i, j): P(j | i), smoothed to P(j)
+        self.frequency = nn.Buffer(frequency)
 
     def log_prob(self, sets: Tensor) -> tuple[Tensor, Tensor]:
         unknown = torch.full((len(sets),), torch.nan)

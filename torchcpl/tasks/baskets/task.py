@@ -23,8 +23,6 @@ METHODS = {
     "pointer": "Pointer (AR)",
     "cpl": "CPL",
 }
-INDEPENDENT, ITEM_TO_ITEM = "Independent items", "Item to item"
-KINDS = ("lowrank", "contextual")
 COLUMNS = ("log_likelihood", "mpr", "auc", "auc_pooled", "hit_1", "hit_5", "hit_10", "mrr")
 NEGATIVES = 5  # random sets beside every basket
 SEED = 0  # of these, and of the items held out
@@ -35,7 +33,7 @@ class BasketsConfig(TrainConfig):
     """One set of settings for all shops."""
 
     method: str = option("cpl", "the distribution over sets", choices=METHODS)
-    kind: str = option("contextual", "interaction of CPL", choices=KINDS)
+    kind: str = option("contextual", "interaction of CPL", choices=("lowrank", "contextual"))
     source: str = option(MEALS, "FOLDER/NAME for NAME.train.txt, .valid.txt, .test.txt, .items.txt; one file; or meals")
     features: str = option("", "features of the items (N, d), a .npy file")
     split: str = option("given", "the parts as the files give them, or all baskets divided at random",
@@ -99,7 +97,7 @@ class BasketsTask:
         """What needs no training."""
         independent = Bernoullis(override(self.config, components=1), self.frequency)
         item_to_item = ItemToItem(self.config, self.frequency, self.train)
-        return {INDEPENDENT: independent.to(self.device), ITEM_TO_ITEM: item_to_item}
+        return {"Independent items": independent.to(self.device), "Item to item": item_to_item}
 
     def batch(self, step: int) -> Tensor:
         epoch, place = divmod(step, self.steps_per_epoch)

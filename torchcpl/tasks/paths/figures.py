@@ -37,8 +37,7 @@ def example_scenes(scenes: Scenes) -> list[int]:
 
 def faint(image: Image, strength: float = 0.45) -> Image:
     """A scene's image, blended with white."""
-    palette: Image = (255 - strength * (255.0 - PALETTE)).round().astype(np.uint8)
-    return palette[image]
+    return (255 - strength * (255.0 - PALETTE)).round().astype(np.uint8)[image]
 
 
 def all_paths(scenes: Scenes) -> list[plots.Scene]:

@@ -103,8 +103,7 @@ def arc_length(line: Array) -> Array:
 def without_repeats(line: Array) -> Array:
     """A polyline without points that repeat the one before."""
     fresh = np.append(True, np.hypot(*np.diff(line, axis=0).T) > 1e-9)
-    kept: Array = line[fresh]
-    return kept
+    return line[fresh]
 
 
 def along(line: Array, at: Array) -> Array:

@@ -73,8 +73,7 @@ class _Builder:
         heading = angle + turn * np.clip((s - 10) / (ARM - 10), 0, 1)
         steps = np.stack([np.cos(heading), np.sin(heading)], axis=1) * (s[1] - s[0])
         start = radius * np.array([math.cos(angle), math.sin(angle)])
-        middle: Array = start + np.concatenate([[[0.0, 0.0]], np.cumsum(steps[:-1], axis=0)])
-        return middle
+        return start + np.concatenate([[[0.0, 0.0]], np.cumsum(steps[:-1], axis=0)])
 
     def both_ways(self, middle: Array, width: int) -> tuple[list[Array], list[Array]]:
         """Lane centrelines in and out of a two-way road with ``width`` lanes each way, innermost first."""
@@ -179,8 +178,7 @@ def _turn(line: Array, out: Array) -> Array:
     reach = 0.4 * math.hypot(*(p3 - p0))
     p1, p2 = p0 + reach * t0 / math.hypot(*t0), p3 - reach * t3 / math.hypot(*t3)
     u = np.linspace(0, 1, 17)[:, None]
-    curve: Array = (1 - u) ** 3 * p0 + 3 * (1 - u) ** 2 * u * p1 + 3 * (1 - u) * u**2 * p2 + u**3 * p3
-    return curve
+    return (1 - u) ** 3 * p0 + 3 * (1 - u) ** 2 * u * p1 + 3 * (1 - u) * u**2 * p2 + u**3 * p3
 
 
 def _arc(radius: float, start: float, end: float) -> Array:
@@ -192,5 +190,4 @@ def _arc(radius: float, start: float, end: float) -> Array:
 def _placed(points: Array, turn: float, at: Array) -> Array:
     """Points turned about the origin, then moved to ``at``."""
     c, s = math.cos(turn), math.sin(turn)
-    placed: Array = points @ np.array([[c, s], [-s, c]]) + at
-    return placed
+    return points @ np.array([[c, s], [-s, c]]) + at

@@ -327,8 +327,7 @@ def _look_ahead(road: Roads, lane: int, offsets: Array, seen: _View, cut: bool) 
 
 def _inside(pixels: Array) -> Bools:
     """Whether each pixel point is in the image, (P,)."""
-    inside: Bools = np.all((pixels >= EDGE) & (pixels <= SIZE - EDGE), axis=1)
-    return inside
+    return np.all((pixels >= EDGE) & (pixels <= SIZE - EDGE), axis=1)
 
 
 def _clipped(line: Array) -> Array:
@@ -368,8 +367,7 @@ def _one_a_cell(line: Array) -> Points:
     dots = along(line, np.arange(0.0, arc_length(line)[-1], STEP)).astype(np.float32)
     cells = (dots // CELL).astype(np.int64)
     _, first = np.unique(cells[:, 1] * GRID + cells[:, 0], return_index=True)
-    kept: Points = dots[np.sort(first)[:MAX_POINTS]]
-    return kept
+    return dots[np.sort(first)[:MAX_POINTS]]
 
 
 def _on_road(path: Points, image: Image) -> bool:
@@ -450,8 +448,7 @@ def render(road: Roads, view: _View) -> Image:
 def _simplified(line: Array) -> Array:
     """A polyline simplified to 5 cm, enough for thick strokes."""
     near = (line - line[0]).astype(np.float32)
-    fewer: Array = opencv().approxPolyDP(near[:, None], 0.05, False)[:, 0] + line[0]
-    return fewer
+    return opencv().approxPolyDP(near[:, None], 0.05, False)[:, 0] + line[0]
 
 
 def _chevrons(line: Array) -> Array:

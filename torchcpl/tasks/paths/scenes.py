@@ -73,8 +73,7 @@ class Scenes:
     @property
     def counts(self) -> Ints:
         """Number of valid paths of each scene, (S,)."""
-        counts: Ints = (self.lengths > 0).sum(axis=1)
-        return counts
+        return (self.lengths > 0).sum(axis=1)
 
     def select(self, indices: npt.ArrayLike) -> Scenes:
         """The scenes at ``indices``, in that order."""
@@ -242,8 +241,6 @@ def split_scenes(scenes: Scenes, split: str, val: float = 0.2, held_out: float =
         if split == "geography":
             seen, beyond, lost = _part(everything, val, scenes)
             held_out = min(held_out * len(scenes) / max(len(seen), 1), 1.0)  # fewer may be left than are to be held out
-        elif name is None:
-            raise ValueError(f"split = {split!r}: expected index, geography or {MAP}NAME")
         elif name in scenes.maps:
             left_out = scenes.map_index == scenes.maps.index(name)
             seen, beyond = everything[~left_out], everything[left_out]

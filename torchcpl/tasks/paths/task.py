@@ -23,7 +23,7 @@ from torchcpl.kernels.streams import side_by_side
 from torchcpl.metrics import IMAGE_DIAGONAL, answer_scores, calibration_error, off_road, path_distances, path_scores
 from torchcpl.potentials import Potentials, Selection
 from torchcpl.selectors import Hungarian, Method, MultiHypothesis, PointerHead, Stepwise, Threshold
-from torchcpl.tasks.base import SelectionModel
+from torchcpl.tasks.base import SelectionModel, first_batches
 from torchcpl.tasks.paths.backbones import BACKBONES, build_backbone, position_code
 from torchcpl.tasks.paths.maps import load_maps
 from torchcpl.tasks.paths.procedural import procedural_map
@@ -144,19 +144,14 @@ class Answers(NamedTuple):
 class PathsModel(SelectionModel):
     """Encoder, offsets and method. ``model(batch)`` returns the losses, ``model.select(images)`` the path."""
 
-    colors: Tensor
-    places: Tensor
-    corners: Tensor
-    every: Tensor
-
     def __init__(self, config: PathsConfig) -> None:
         super().__init__()
         colors = torch.from_numpy(PALETTE).float() / 255
-        self.register_buffer("colors", (colors - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD))
+        self.colors = nn.Buffer((colors - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD))
         self.backbone = build_backbone(config.backbone, config.dim, config.weights)
         channels = self.backbone.channels
         self.project = nn.Identity() if channels == config.dim else nn.Linear(channels, config.dim)
-        self.register_buffer("places", position_code(GRID, config.dim), persistent=False)
+        self.places = nn.Buffer(position_code(GRID, config.dim), persistent=False)
         self.encoder = Encoder(
             config.dim, config.layers, config.heads, config.ffn, config.dropout, norm_first=False,
             attention_dropout=config.attention_dropout,
@@ -167,8 +162,8 @@ class PathsModel(SelectionModel):
         self.offset = mlp(config.dim, config.score_hidden, 2, "gelu", 0.0)
         cells = torch.arange(GRID * GRID)
         corners = torch.stack([cells % GRID, cells // GRID], -1).float() * CELL
-        self.register_buffer("corners", corners, persistent=False)  # (N, 2) px
-        self.register_buffer("every", torch.ones(GRID * GRID, dtype=torch.bool), persistent=False)
+        self.corners = nn.Buffer(corners, persistent=False)  # (N, 2) px
+        self.every = nn.Buffer(torch.ones(GRID * GRID, dtype=torch.bool), persistent=False)
         self.method = build_method(config)
         self.matched = config.method == "hungarian"
         self.selection_weight = config.selection_weight
@@ -179,8 +174,7 @@ class PathsModel(SelectionModel):
         """Palette images (B, 256, 256) to features of the cells (B, N, d)."""
         rgb = nn.functional.embedding(inputs.int(), self.colors).permute(0, 3, 1, 2)  # channels last in memory
         cells = self.backbone(rgb).flatten(2).transpose(1, 2)
-        encoded: Tensor = self.encoder(self.project(cells) + self.places)
-        return encoded
+        return self.encoder(self.project(cells) + self.places)
 
     def points(self, features: Tensor) -> Tensor:
         """The point (B, N, 2) in each cell, px."""
@@ -387,10 +381,7 @@ class PathsTask:
 
     def examples(self, batch: int, limit: int) -> list[Tensor]:
         """Images of the first reported scenes, ``batch`` at a time, up to ``limit`` times."""
-        limit = min(limit, len(self.reported) // batch)
-        if not limit:
-            raise ValueError(f"batch: expected at most {len(self.reported)}, the scenes reported on, got {batch}")
-        return list(self.reported.images[: batch * limit].split(batch))
+        return [images for images, _, _ in first_batches(self.reported, batch, limit, "the scenes reported on")]
 
     def report_answers(self, model: PathsModel, count: int) -> dict[str, float]:
         """What `answer_scores` says of up to ``count`` answers on the reported scenes, and the calibration error.

@@ -31,9 +31,6 @@ from torchcpl.train import device_of
 METHODS = {"threshold": "BCE", "hungarian": "Hungarian", "pointer": "Pointer (AR)", "cpl": "CPL"}  # in tables' order
 REFERENCE = "k-Means (oracle k)"
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
-SPLITS = ("items", "classes")
-GOALS = ("none", "f1", "count", "likelihood")
-DISTANCES = ("none", "also", "only")
 REPORTED_CLASSES = 0.3  # share of the classes that training never sees
 
 Encoded: TypeAlias = Tensor | tuple[Tensor, Tensor]  # features, and what CPL is told of pairs
@@ -51,8 +48,9 @@ class SubsetsConfig(BagProtocol, TrainConfig):
     bags: int = option(5000, "bags drawn an epoch", low=1)
     validation_bags: int = option(1000, "bags of each fixed set", low=1)
     split: str = option(
-        "items", "what is reported on: new items of the same classes, or 30% of the classes, never seen", choices=SPLITS
-    )
+        "items", "what is reported on: new items of the same classes, or 30% of the classes, never seen",
+        choices=("items", "classes"),
+    )  # fmt: skip
     split_seed: int = option(0, "which classes these are", low=0, high=2**32 - 1)
     held_out: float = option(
         0.0, "part of the training items, or classes, set aside to choose checkpoint and knob on", low=0.0, high=0.9
@@ -64,7 +62,7 @@ class SubsetsConfig(BagProtocol, TrainConfig):
     ffn: int = option(1024, "width of the feed-forward blocks", low=1)
     distances: str = option(
         "none", "what attention, and coverage of CPL, are told of distances between the items: nothing, these beside "
-        "the features, or these only", choices=DISTANCES,
+        "the features, or these only", choices=("none", "also", "only"),
     )  # fmt: skip
     projection: bool = option(True, "a linear layer before the encoder; without it only where widths differ")
     dropout: float = option(0.1, "dropout in encoder, decoder and heads", low=0.0, high=0.9)
@@ -91,7 +89,8 @@ class SubsetsConfig(BagProtocol, TrainConfig):
     )
     calibrate: str = option(
         "none", "what the stop of cpl and pointer is fitted for, on the bags the checkpoint is chosen on: the best "
-        "F1, the best count, or the likelihood of stopping at the target's end", choices=GOALS,
+        "F1, the best count, or the likelihood of stopping at the target's end",
+        choices=("none", "f1", "count", "likelihood"),
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -106,9 +105,6 @@ class SubsetsModel(SelectionModel):
 
     paired = True  # items of a class have almost equal scores: which one is picked depends on rounding
 
-    shift: Tensor
-    scale: Tensor
-
     def __init__(self, config: SubsetsConfig, train: Tensor) -> None:
         super().__init__()
         width = train.shape[1]
@@ -116,8 +112,7 @@ class SubsetsModel(SelectionModel):
         if config.standardise or config.distances != "none":
             shift, deviation = train.mean(0), train.std(0)
             scale = deviation.where(deviation > 1e-6, 1.0)  # a constant feature is not scaled
-        self.register_buffer("shift", shift)
-        self.register_buffer("scale", scale)
+        self.shift, self.scale = nn.Buffer(shift), nn.Buffer(scale)
         bridge = config.projection or width != config.dim
         project = nn.Linear(width, config.dim) if bridge else nn.Identity()
         only = config.distances == "only"
@@ -141,8 +136,7 @@ class SubsetsModel(SelectionModel):
         entered = scaled if self.config.standardise else features
         items: Tensor | None = None if self.input is None else self.input(entered)
         if self.distances is None:
-            encoded: Tensor = self.encoder(items, inputs.mask)
-            return encoded
+            return self.encoder(items, inputs.mask)
         nodes, pairs = self.distances(distances(scaled, "cosine"), inputs.mask)
         encoded = self.encoder(nodes if items is None else items + nodes, inputs.mask, pairs[:, : self.biased])
         return (encoded, pairs[:, self.biased]) if pairs.shape[1] > self.biased else encoded
