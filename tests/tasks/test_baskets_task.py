@@ -99,6 +99,15 @@ class Known(SetModel):
         return value, torch.zeros_like(value)
 
 
+def test_a_basket_is_completed_alike_whatever_is_in_its_batch(baskets: Baskets) -> None:
+    _, model = model_of(baskets, "cpl", exact_items=3)
+    parts = [[1], [0, 2, 4], [], [5, 3], [1, 2, 3, 4]]
+    with torch.no_grad():
+        together = model.scores(padded(parts))
+        for part, found in zip(parts, together, strict=True):
+            torch.testing.assert_close(found, model.scores(padded([part]))[0])
+
+
 def test_metrics_by_hand() -> None:
     model = Known(SMALL, torch.full((6,), 0.5))
     rest, held = hold_out(torch.tensor([[0, 1, -1], [3, -1, -1], [2, 0, 4]]))

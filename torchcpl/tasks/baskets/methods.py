@@ -130,9 +130,13 @@ class CPLSets(StepwiseSets):
         return Potentials(unary, self.stop.expand(1), interaction)
 
     def scores(self, rest: Tensor) -> Tensor:
-        if rest.shape[1] < self.config.exact_items:
-            return super().scores(rest)
-        return next_probs(self.potentials(), rest)[:, :-1].log()
+        """Of a large part, log P(item is next): the sets would take too long."""
+        large = (rest >= 0).sum(-1) >= self.config.exact_items
+        if large.any() and not large.all():  # a row is scored as it is alone
+            found = rest.new_empty(len(rest), self.num_items, dtype=self.items.dtype)
+            found[large], found[~large] = self.scores(rest[large]), self.scores(rest[~large])
+            return found
+        return next_probs(self.potentials(), rest)[:, :-1].log() if large.any() else super().scores(rest)
 
 
 class PointerSets(StepwiseSets):
