@@ -180,7 +180,9 @@ def toy(options: argparse.Namespace) -> None:
 
 def select(options: argparse.Namespace) -> None:
     if options.out:
-        check_out(options.out)
+        check_out(options.out, options.hypotheses)
+    if options.copy and (options.copy.is_file() or options.copy.resolve() == options.file.resolve()):
+        raise ValueError(f"--copy: expected another folder than {options.file}, got {options.copy}")
     vectors = read_vectors(
         options.file, column=options.column, weights=options.weights, resnet=options.resnet, strict=options.strict
     )
