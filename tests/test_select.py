@@ -474,6 +474,14 @@ def test_a_large_pile_may_be_far_from_zero(size: int | None) -> None:
     assert picks(ticks + 2**40, size) == picks(torch.tensor(ticks + 2**40), size) == picks(ticks, size)
 
 
+def test_a_row_that_is_alone_in_its_part() -> None:
+    x = pile()
+    x[77] = 1e6
+    found = cpl.select(x, 200, require=[77])
+    assert found.step_log_prob is not None
+    assert bool(found.step_log_prob.isfinite().all())
+
+
 def test_rows_of_a_large_pile_are_checked_as_one() -> None:
     x = np.full((40_000, 2), 1e-20)
     x[39_000:] = 1

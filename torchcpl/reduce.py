@@ -174,7 +174,7 @@ def spectral(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
     here, there = torch.cat([ends, near.flatten()]), torch.cat([near.flatten(), ends])
     degree = here.bincount(minlength=n)
     there, start = there[here.argsort(stable=True)], degree.cumsum(0) - degree
-    root = degree.to(x.dtype).rsqrt().unsqueeze(-1)
+    root = degree.to(x.dtype).clamp(min=1).rsqrt().unsqueeze(-1)  # a single row has no neighbours
     v = torch.randn(n, min(n, k + SPARE), generator=generator).to(x.device)
     for _ in range(ROUNDS):
         for _ in range(POWERS):
