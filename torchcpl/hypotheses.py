@@ -54,6 +54,8 @@ def hypotheses(
         raise ValueError(f"same: expected 'set', 'sequence' or a callable, got {describe(same)}")
     if radius is not None:
         check_number("radius", radius, "a distance of at least 0", lambda value: value >= 0)
+        if not callable(same):
+            raise ValueError(f"radius: expected None with same={same!r}, which knows no distances, got {radius}")
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     check_generator(generator, pot.unary.device)
     if same == "sequence":
