@@ -301,6 +301,7 @@ def test_a_page_to_explore(tmp_path: Path) -> None:
     data = json.loads(page.read_text(encoding="utf-8").split('id="data">')[1].split("</script>")[0])
     assert data["kind"] == "densecoverage"
     assert [data["items"]["values"][row] for row in data["forbidden"]] == ["row7"]
+    assert data["max_len"] == len(json.loads(out.read_text()))  # as many as select picks
 
 
 def test_objects_are_never_unpickled(tmp_path: Path) -> None:

@@ -200,8 +200,8 @@ def select(options: argparse.Namespace) -> None:
     records = [pick for picks, _ in answers for pick in picks]
     first, groups = answers[0]
     if options.explore:  # first, for it may refuse
-        sizes = options.size, options.min_size, options.max_size
-        write_explorer(options.explore, vectors, options.metric, sizes, required, forbidden)
+        between = options.size or options.min_size, len(first)  # the median of their number, which the page cannot know
+        write_explorer(options.explore, vectors, options.metric, between, required, forbidden)
     if options.out:
         write_picks(options.out, records)
     if options.sheet:
