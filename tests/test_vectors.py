@@ -119,9 +119,11 @@ def test_nothing_is_written_before_what_is_refused(tmp_path: Path, capsys: pytes
     file.write_text("")
     assert main(["select", str(tmp_path / "x.npy"), "--hypotheses", "2", "--out", str(out)]) == 2
     assert "picks.npy: expected one of .csv, .json, .parquet" in capsys.readouterr().err
-    for folder in (tmp_path, file):
+    for folder, said in ((tmp_path, "expected another path to write to"), (file, "--copy: expected a folder")):
         assert main(["select", str(tmp_path), "--out", str(out), "--copy", str(folder)]) == 2
-        assert "--copy: expected another folder than" in capsys.readouterr().err
+        assert said in capsys.readouterr().err
+    assert main(["select", str(tmp_path / "x.npy"), "--out", str(tmp_path / "x.npy")]) == 2
+    assert np.array_equal(np.load(tmp_path / "x.npy"), X)
     assert not out.exists()
 
 

@@ -181,8 +181,11 @@ def toy(options: argparse.Namespace) -> None:
 def select(options: argparse.Namespace) -> None:
     if options.out:
         check_out(options.out, options.hypotheses)
-    if options.copy and (options.copy.is_file() or options.copy.resolve() == options.file.resolve()):
-        raise ValueError(f"--copy: expected another folder than {options.file}, got {options.copy}")
+    if options.copy and options.copy.is_file():
+        raise ValueError(f"--copy: expected a folder, got the file {options.copy}")
+    for path in filter(None, (options.out, options.sheet, options.explore, options.copy)):
+        if path.resolve() == options.file.resolve():
+            raise ValueError(f"{path}: expected another path to write to than is read from")
     vectors = read_vectors(
         options.file, column=options.column, weights=options.weights, resnet=options.resnet, strict=options.strict
     )
