@@ -73,6 +73,12 @@ def test_a_first_row_that_may_be_a_header_is_refused(tmp_path: Path, text: str) 
     assert len(read_vectors(tmp_path / "x.csv")) == 3
 
 
+def test_a_column_without_a_name_is_no_index_but_the_first(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a,b,\n1,2,3\n4,5,6\n")
+    with pytest.raises(ValueError, match="expected a name for every column, got 'a', 'b', ''"):
+        read_vectors(tmp_path / "x.csv")
+
+
 def test_endings_in_capitals(tmp_path: Path) -> None:
     (tmp_path / "X.CSV").write_text(csv(["a", "b", "c"]))
     assert np.array_equal(read_vectors(tmp_path / "X.CSV").values, X)

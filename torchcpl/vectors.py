@@ -129,6 +129,8 @@ def _csv(path: Path) -> dict[str, list[Any]]:
         raise ValueError(f"{path}: expected names of columns, or a first row with points too, got {','.join(header)}")
     if (numbered and len(header) > 2) or not all(_is_number(cell) for cell in rows[0]):
         header, rows = rows[0], rows[1:]
+    if "" in header[1:]:  # the first is the index
+        raise ValueError(f"{path}: expected a name for every column, got {', '.join(map(repr, header[:8]))}")
     if len(set(header)) < len(header):
         raise ValueError(f"{path}: expected columns of different names, got {', '.join(header[:8])}")
     for number, row in enumerate(rows):
