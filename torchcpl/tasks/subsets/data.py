@@ -184,7 +184,7 @@ def read_bags(path: Path, column: str) -> list[Tensor]:
         raise ValueError(f"{path}: expected features in a .npy or .npz file")
     arrays = read_npz(path)
     beside: dict[str, NDArray[Any]] = {n: arrays.pop(n) for n in ("scale", "shift", "mask") if n in arrays}
-    alone = len(arrays) == 1 and column == "features"
+    alone = len(arrays) == 1 and column in ("", "features")
     array = next(iter(arrays.values())) if alone else arrays.get(column)
     if array is None:
         raise ValueError(f"{path}: expected an array {column}, got {', '.join(arrays) or 'none'}")
