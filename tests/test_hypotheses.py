@@ -166,6 +166,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "shape": ({"same": lambda answers: answers[..., 0] > 0}, r"same: expected booleans or distances of shape \(2, 128"),
     "no radius": ({"same": lambda a: same_set(a).float()}, "radius: expected a number with distances"),
     "radius": ({"same": same_set, "radius": 1.0}, "radius: expected a number with distances"),
+    "radius of sets": ({"radius": 1.0}, "radius: expected None with same='set', which knows no distances, got 1.0"),
     "negative radius": ({"same": same_set, "radius": -1.0}, "radius: expected a distance of at least 0"),
 }
 

@@ -115,6 +115,16 @@ def test_a_predictor_travels_and_maps_arrays_to_arrays(subsets: Path) -> None:
         carried({"id": np.arange(3)})
 
 
+def test_items_of_no_group_are_refused(subsets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"features": bags()[0].tolist(), "bag": ["a", "b", None] * 4})
+    parquet.write_table(table, tmp_path / "items.parquet")
+    assert main(["predict", str(subsets), str(tmp_path / "items.parquet"), "--group", "bag"]) == 2
+    assert "items.parquet: bag: expected a value in every row, got 4 nulls" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("form", ["npy", "npz"])
 def test_predict_writes_picks(subsets: Path, form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x, file = bags(), tmp_path / f"new.{form}"

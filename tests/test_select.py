@@ -49,6 +49,15 @@ def test_is_the_same_for_permuted_rotated_shifted_scaled_rows_and_doubled_column
     assert picks(d, 7, metric="precomputed") == expected
 
 
+def test_rounding_in_distances_is_no_distance() -> None:
+    unit = X / np.linalg.norm(X, axis=1, keepdims=True)
+    d = 1 - unit @ unit.T  # below and above 0 on the diagonal
+    assert d.min() < 0 < np.diag(d).max()
+    exact = np.where(np.eye(len(d)), 0, d)
+    assert picks(d, metric="precomputed") == picks(exact, metric="precomputed")
+    assert len(picks(exact + 1e-9 * np.eye(len(d)), metric="precomputed")) == len(picks(exact, metric="precomputed"))
+
+
 def test_cosine_ignores_the_length_of_rows() -> None:
     lengths = np.random.default_rng(2).uniform(0.5, 2, (len(X), 1))
     assert picks(X * lengths, 5, metric="cosine") == picks(X, 5, metric="cosine")
@@ -108,6 +117,9 @@ def test_the_probability_of_every_pick_is_told() -> None:
         (X, {"size": 0}, "at least 1"),
         (X, {"size": 61}, "at most 60"),
         (X, {"min_size": 4, "max_size": 3}, "at most max_size = 3"),
+        (X, {"size": 4, "max_size": 3}, "size: expected at most max_size = 3, got 4"),
+        (X, {"size": 4, "min_size": 5}, "size: expected at least min_size = 5, got 4"),
+        (X, {"min_size": 61}, "min_size: expected at most 60, the rows that may be picked, got 61"),
         (X, {"require": [60]}, "0 to 59"),
         (X, {"require": [1], "forbid": [1]}, "none of the required"),
         (X, {"forbid": range(60)}, "some rows left"),
@@ -149,12 +161,20 @@ def test_weights_of_the_model_go_through_a_file(tmp_path: Path) -> None:
     (tmp_path / "m.safetensors").write_bytes(b"nothing")
     with pytest.raises(ValueError, match="safetensors"):
         load_model(tmp_path / "m.safetensors")
+    save_model(tmp_path / "m.safetensors", model)
+    data = (tmp_path / "m.safetensors").read_bytes()
+    for name in ("model", next(iter(model.state_dict()))):
+        (tmp_path / "m.safetensors").write_bytes(data.replace(f'"{name}"'.encode(), f'"{name[:-1]}_"'.encode()))
+        with pytest.raises(ValueError, match="expected a model of distances, got other weights"):
+            load_model(tmp_path / "m.safetensors")
 
 
 def test_assign_is_the_nearest_pick() -> None:
     chosen = np.array([0, 12, 24])
     d = np.linalg.norm(X[:, None] - X[None, chosen], axis=-1)
     assert assign(X, chosen, chunk=7).tolist() == d.argmin(1).tolist()
+    assert assign(X + 1e7, chosen).tolist() == d.argmin(1).tolist()
+    assert assign(np.zeros((3, 3)), [2, 0], "precomputed").tolist() == [1, 0, 0]  # a pick stands for itself
 
 
 # ---------------------------------------------------------------------------------------------- files
@@ -281,11 +301,12 @@ def test_a_page_to_explore(tmp_path: Path) -> None:
     data = json.loads(page.read_text(encoding="utf-8").split('id="data">')[1].split("</script>")[0])
     assert data["kind"] == "densecoverage"
     assert [data["items"]["values"][row] for row in data["forbidden"]] == ["row7"]
+    assert data["max_len"] == len(json.loads(out.read_text()))  # as many as select picks
 
 
 def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([[1, None]]), allow_pickle=True)
-    with pytest.raises(ValueError, match="not a readable"):
+    with pytest.raises(ValueError, match=r"x\.npy: not a readable \.npy of plain arrays"):
         read_vectors(tmp_path / "x.npy")
 
 
@@ -331,8 +352,8 @@ def test_parts_share_the_picks() -> None:
 
 
 def test_micro_clusters_are_means_and_nearest_rows() -> None:
-    x = torch.tensor(pile())
-    rows = Rows(x, "euclidean", torch.device("cpu"))
+    rows = Rows(pile(), "euclidean", torch.device("cpu"))
+    x = rows.take(slice(None))
     micro = reduce(rows, 60, 0, torch.ones(900, dtype=torch.bool), torch.zeros(900))
     gap = (x[micro.member] - micro.centres).norm(dim=-1)
     assert float((gap - torch.cdist(micro.centres, x).amin(1)).median()) < 1e-3
@@ -428,10 +449,10 @@ def test_numbers_may_be_large_or_small(x: np.ndarray, scale: float) -> None:
     assert len(picks(x * scale)) == len(picks(x))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_that_is_not_there() -> None:
-    with pytest.raises(ValueError, match="no CUDA device"):
-        cpl.select(X, device="cuda")
+@pytest.mark.parametrize("device", ["cuda:99", "mps:99", "xpu:99"])
+def test_a_device_that_is_not_there(device: str) -> None:
+    with pytest.raises(ValueError, match=f"device: expected one of this machine, got str '{device}'"):
+        cpl.select(X, device=device)
 
 
 def test_several_answers_of_too_many_picks() -> None:
@@ -444,6 +465,33 @@ def test_several_answers_of_too_many_picks() -> None:
 def test_a_page_of_equal_rows(tmp_path: Path, options: list[str]) -> None:
     np.save(tmp_path / "x.npy", np.repeat(X[:10], 2, 0))
     assert main(["select", str(tmp_path / "x.npy"), *options, "--explore", str(tmp_path / "page.html")]) == 0
+
+
+@pytest.mark.parametrize("size", [None, 6, 60])
+def test_a_large_pile_may_be_far_from_zero(size: int | None) -> None:
+    x = pile()
+    assert picks(x + 2.0**24, size) == picks((x + 2.0**24) - 2.0**24, size)
+    ticks = np.round(1e4 * x).astype(np.int64)
+    assert picks(ticks + 2**40, size) == picks(torch.tensor(ticks + 2**40), size) == picks(ticks, size)
+
+
+def test_a_row_that_is_alone_in_its_part() -> None:
+    x = pile()
+    x[77] = 1e6
+    found = cpl.select(x, 200, require=[77])
+    assert found.step_log_prob is not None
+    assert bool(found.step_log_prob.isfinite().all())
+
+
+def test_rows_of_a_large_pile_are_checked_as_one() -> None:
+    x = np.full((40_000, 2), 1e-20)
+    x[39_000:] = 1
+    assert picks(x, 2) == [0, 39_000]
+    x[39_123, 1] = np.nan
+    with pytest.raises(ValueError, match=r"got NaN or infinity in row 39123$"):
+        cpl.select(x)
+    with pytest.raises(ValueError, match="x: expected a dense tensor"):
+        cpl.select(torch.zeros(600, 2).to_sparse())
 
 
 def test_of_equal_rows_in_a_large_pile_the_one_of_most_weight() -> None:

@@ -169,6 +169,7 @@ def test_empty_batches(kind: str) -> None:
     assert cpl.next_probs(pot, nothing).shape == (0, 5)
     assert cpl.inclusion_probs(pot, nothing).shape == (0, 4)
     assert cpl.complete(pot, nothing, num_samples=2).indices.shape == (2, 0, 4)
+    assert cpl.complete(pot, nothing, max_len=2).indices.shape == (0, 2)
 
 
 @settings(max_examples=25)

@@ -53,6 +53,32 @@ def test_the_index_of_pandas_in_parquet_is_no_data(tmp_path: Path) -> None:
     assert found.ids == INDEX
 
 
+@pytest.mark.parametrize("name", ["id", "number", None])
+def test_the_index_of_pandas_in_parquet_may_have_a_name(tmp_path: Path, name: str | None) -> None:
+    pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(X, columns=list("abc"), index=pandas.Index(list(map(int, INDEX)), name=name))
+    table.to_parquet(tmp_path / "x.parquet")
+    found = read_vectors(tmp_path / "x.parquet")
+    assert np.array_equal(found.values, X)
+    assert found.ids == INDEX
+
+
+@pytest.mark.parametrize("text", ["0,1\n0.5,0.25\n1.5,2.0\n", "0\n0.5\n1.5\n"])
+def test_a_first_row_that_may_be_a_header_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"x\.csv: expected names of columns, or a first row with points too, got 0"):
+        read_vectors(tmp_path / "x.csv")
+    (tmp_path / "x.csv").write_text(text.replace(".", ""))
+    assert len(read_vectors(tmp_path / "x.csv")) == 3
+
+
+def test_a_column_without_a_name_is_no_index_but_the_first(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a,b,\n1,2,3\n4,5,6\n")
+    with pytest.raises(ValueError, match="expected a name for every column, got 'a', 'b', ''"):
+        read_vectors(tmp_path / "x.csv")
+
+
 def test_endings_in_capitals(tmp_path: Path) -> None:
     (tmp_path / "X.CSV").write_text(csv(["a", "b", "c"]))
     assert np.array_equal(read_vectors(tmp_path / "X.CSV").values, X)
@@ -91,6 +117,20 @@ def test_json_is_numbers_and_nothing_else(tmp_path: Path, capsys: pytest.Capture
     assert main(["select", str(tmp_path / "x.npy"), "--json", "--out", str(tmp_path / "picks.csv")]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert all(0 < row["probability"] <= 1 for row in rows)
+
+
+def test_nothing_is_written_before_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "x.npy", X)
+    out, file = tmp_path / "picks.npy", tmp_path / "file"
+    file.write_text("")
+    assert main(["select", str(tmp_path / "x.npy"), "--hypotheses", "2", "--out", str(out)]) == 2
+    assert "picks.npy: expected one of .csv, .json, .parquet" in capsys.readouterr().err
+    for folder, said in ((tmp_path, "expected another path to write to"), (file, "--copy: expected a folder")):
+        assert main(["select", str(tmp_path), "--out", str(out), "--copy", str(folder)]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["select", str(tmp_path / "x.npy"), "--out", str(tmp_path / "x.npy")]) == 2
+    assert np.array_equal(np.load(tmp_path / "x.npy"), X)
+    assert not out.exists()
 
 
 def test_fewer_answers_than_hypotheses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -180,7 +180,12 @@ def toy(options: argparse.Namespace) -> None:
 
 def select(options: argparse.Namespace) -> None:
     if options.out:
-        check_out(options.out)
+        check_out(options.out, options.hypotheses)
+    if options.copy and options.copy.is_file():
+        raise ValueError(f"--copy: expected a folder, got the file {options.copy}")
+    for path in filter(None, (options.out, options.sheet, options.explore, options.copy)):
+        if path.resolve() == options.file.resolve():
+            raise ValueError(f"{path}: expected another path to write to than is read from")
     vectors = read_vectors(
         options.file, column=options.column, weights=options.weights, resnet=options.resnet, strict=options.strict
     )
@@ -198,8 +203,8 @@ def select(options: argparse.Namespace) -> None:
     records = [pick for picks, _ in answers for pick in picks]
     first, groups = answers[0]
     if options.explore:  # first, for it may refuse
-        sizes = options.size, options.min_size, options.max_size
-        write_explorer(options.explore, vectors, options.metric, sizes, required, forbidden)
+        between = options.size or options.min_size, len(first)  # the median of their number, which the page cannot know
+        write_explorer(options.explore, vectors, options.metric, between, required, forbidden)
     if options.out:
         write_picks(options.out, records)
     if options.sheet:

@@ -154,7 +154,8 @@ def read_npz(path: str | Path) -> dict[str, NDArray[Any]]:
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file") from None
     except Exception as error:  # numpy and zipfile raise many types for a damaged file
-        raise ValueError(f"{path}: not a readable .npz of plain arrays: {error or type(error).__name__}") from error
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"{path}: not a readable {Path(path).suffix} of plain arrays: {reason}") from error
 
 
 def read_parquet(path: str | Path) -> Any:

@@ -133,7 +133,9 @@ def check_sequences(
 
 def longest(order: Tensor) -> int:
     """The number of picks of the longest sequence of (B, T), or T where values may not be read."""
-    return int((order >= 0).sum(-1).max()) if order.numel() and readable() else order.shape[1]
+    if not readable():
+        return order.shape[1]
+    return int((order >= 0).sum(-1).max()) if order.numel() else 0
 
 
 def trimmed(order: Tensor) -> Tensor:

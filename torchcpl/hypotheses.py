@@ -53,6 +53,8 @@ def hypotheses(
     if isinstance(same, type) or not (callable(same) or (isinstance(same, str) and same in ("set", "sequence"))):
         raise ValueError(f"same: expected 'set', 'sequence' or a callable, got {describe(same)}")
     check_number("radius", radius, "a distance of at least 0", lambda value: value >= 0, optional=True)
+    if radius is not None and not callable(same):
+        raise ValueError(f"radius: expected None with same={same!r}, which knows no distances, got {radius}")
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     check_generator(generator, pot.unary.device)
     if same == "sequence":

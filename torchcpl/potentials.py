@@ -168,8 +168,10 @@ def as_device(device: Any) -> torch.device:
         found = torch.device(device)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"device: expected a device such as 'cpu' or 'cuda', got {describe(device)}") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: expected one of this machine, which has no CUDA device, got {describe(device)}")
+    try:
+        torch.empty(0, device=found)
+    except (AssertionError, NotImplementedError, RuntimeError):  # torch has another for every kind
+        raise ValueError(f"device: expected one of this machine, got {describe(device)}") from None
     return found
 
 

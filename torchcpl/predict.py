@@ -218,6 +218,8 @@ def _arrow(predictor: Predictor, path: Path, size: int) -> Iterator[dict[str, ND
     if predictor.group:
         if predictor.group not in columns:
             raise ValueError(f"{path}: expected a column {predictor.group}, got {', '.join(columns)}")
+        if nulls := table[predictor.group].null_count:
+            raise ValueError(f"{path}: {predictor.group}: expected a value in every row, got {nulls} nulls")
         groups = columns[predictor.group]
         parts: Iterable[Any] = (np.flatnonzero(groups == value) for value in np.unique(groups))
     else:

@@ -33,23 +33,32 @@ class Micro:
 
 
 class Rows:
-    """Blocks of an array, a tensor or a file mapped from disk, in float32, of length one for cosine."""
+    """Blocks of an array, a tensor or a file mapped from disk, in float32: from an origin, or of length one for cosine.
+
+    The origin is amid the rows, of which distances far from zero would leave nothing in float32.
+    """
 
     def __init__(self, x: Any, metric: str, device: torch.device) -> None:
         self.x, self.cosine, self.device = x, metric == "cosine", device
+        some = self._raw(slice(None, None, -(-len(x) // 1024)))
+        self.origin = some.sort(0).values[len(some) // 2]  # the median, by what is deterministic on CUDA, too
 
     def __len__(self) -> int:
         return len(self.x)
 
     def take(self, rows: Any) -> Tensor:
         """The rows of a slice, or of an ascending index."""
-        found = (
-            self.x[rows] if isinstance(rows, slice) else self.x[rows if isinstance(self.x, Tensor) else rows.numpy()]
-        )
-        if not isinstance(found, Tensor):
-            found = torch.from_numpy(np.array(found, dtype=np.float32))
-        found = found.to(self.device, torch.float32)
-        return torch.nn.functional.normalize(found, dim=-1) if self.cosine else found
+        found = self._raw(rows)
+        if self.cosine:
+            return torch.nn.functional.normalize(found.float(), dim=-1)
+        return found.sub_(self.origin).float()
+
+    def _raw(self, rows: Any) -> Tensor:
+        """A copy of the rows, in float32, or float64 where that has too few digits."""
+        found = self.x[rows if isinstance(rows, slice) or isinstance(self.x, Tensor) else rows.numpy()]
+        if isinstance(found, Tensor):
+            return found.detach().to(self.device, precise(found.dtype), copy=True)
+        return torch.from_numpy(np.array(found, dtype=np.promote_types(found.dtype, np.float32))).to(self.device)
 
     def one_of_equal(self, wanted: Tensor, required: Tensor, bonus: Tensor) -> Tensor:
         """(N,) True for one of ``wanted`` among rows that are equal, False for all equal to a required one.
@@ -68,6 +77,11 @@ class Rows:
         found = torch.zeros_like(wanted)
         found[index[order[fresh]]] = True
         return found & ~torch.isin(code, code[required])
+
+
+def precise(dtype: torch.dtype) -> torch.dtype:
+    """float32, or float64 for what has more digits."""
+    return torch.float64 if dtype in (torch.float64, torch.int32, torch.int64) else torch.float32
 
 
 def nearest(rows: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,7 +175,7 @@ def spectral(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
     here, there = torch.cat([ends, near.flatten()]), torch.cat([near.flatten(), ends])
     degree = here.bincount(minlength=n)
     there, start = there[here.argsort(stable=True)], degree.cumsum(0) - degree
-    root = degree.to(x.dtype).rsqrt().unsqueeze(-1)
+    root = degree.to(x.dtype).clamp(min=1).rsqrt().unsqueeze(-1)  # a single row has no neighbours
     v = torch.randn(n, min(n, k + SPARE), generator=generator).to(x.device)
     for _ in range(ROUNDS):
         for _ in range(POWERS):

@@ -28,7 +28,7 @@ from torchcpl.functional import prefix_log_probs, trimmed
 from torchcpl.hypotheses import hypotheses
 from torchcpl.interactions.base import gather_rows
 from torchcpl.potentials import Potentials, Selection, as_device, picked_mask
-from torchcpl.reduce import BLOCK, Rows, kmeans, nearest, pivots, reduce, sample, spectral
+from torchcpl.reduce import BLOCK, Rows, kmeans, nearest, pivots, precise, reduce, sample, spectral
 
 SHIPPED = Path(__file__).parent / "models" / "piles.safetensors"
 LEAST, MOST = 1e-15, 1e15  # of the largest number of a pile, whose squares are float32
@@ -326,23 +326,17 @@ def apportion(shares: Tensor, total: int, least: Tensor) -> Tensor:
     return found
 
 
-def assign(x: Any, picks: Any, metric: str = "euclidean", chunk: int = 65536) -> Tensor:
+def assign(x: Any, picks: Any, metric: str = "euclidean", chunk: int = BLOCK) -> Tensor:
     """(N,) for every row of ``x`` (N, D) which of the rows ``picks`` (T,) is nearest, 0 to T − 1."""
     index = np.asarray(picks)
     if metric == "precomputed":
-        return torch.as_tensor(x[:, index]).argmin(-1)
-    chosen = _unit(torch.from_numpy(np.array(x[index], dtype=np.float32)), metric)
-    labels = []
-    for i in range(0, len(x), chunk):
-        rows = _unit(torch.from_numpy(np.array(x[i : i + chunk], dtype=np.float32)), metric)
-        labels.append((chosen.square().sum(-1) - 2 * rows @ chosen.T).argmin(-1))
-    found = torch.cat(labels)
+        found = torch.as_tensor(x[:, index]).argmin(-1)
+    else:
+        rows = Rows(x, metric, torch.device("cpu"))
+        chosen = rows.take(torch.as_tensor(index))
+        found = torch.cat([nearest(rows.take(slice(i, i + chunk)), chosen)[1] for i in range(0, len(x), chunk)])
     found[torch.as_tensor(index)] = torch.arange(len(index))  # also where rows are equal
     return found
-
-
-def _unit(rows: Tensor, metric: str) -> Tensor:
-    return torch.nn.functional.normalize(rows, dim=-1) if metric == "cosine" else rows
 
 
 class _FirstOf:
@@ -371,8 +365,11 @@ def shipped(device: str) -> DistanceModel:
 def load_model(path: str | Path, device: str = "cpu") -> tuple[DistanceModel, dict[str, str]]:
     """A model and what else is said in a safetensors file."""
     weights, said = read_safetensors(path)
-    model = DistanceModel(**json.loads(said["model"]))
-    model.load_state_dict({name: value.float() for name, value in weights.items()})
+    try:
+        model = DistanceModel(**json.loads(said["model"]))
+        model.load_state_dict({name: value.float() for name, value in weights.items()})
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path}: expected a model of distances, got other weights") from error
     return model.to(device).eval().requires_grad_(False), said
 
 
@@ -435,53 +432,63 @@ def is_large(x: Any, metric: str) -> bool:
         raise ValueError(f"x: expected at most {MOST_PRECOMPUTED} rows with precomputed distances, got {shape[-1]}")
     if metric == "precomputed" or len(shape) != 2 or shape[0] <= DIRECT or not shape[1]:
         return False
-    for i in range(0, shape[0], BLOCK):
-        try:
-            as_vectors(x[i : i + BLOCK], metric)
-        except ValueError as error:
-            raise ValueError(f"{error} of those from {i} on" if i else str(error)) from None
+    if isinstance(x, Tensor):
+        as_array("x", x)  # a sparse one has no slices
+    check_scale(max(float(as_rows(x[i : i + BLOCK], metric, i).abs().max()) for i in range(0, shape[0], BLOCK)))
     return True
 
 
 def as_vectors(given: Any, metric: str) -> Tensor:
-    """``given`` as a tensor of 2 or 3 dimensions, checked; integers become float32."""
+    """``given`` as a tensor of 2 or 3 dimensions, checked; float32, or float64 for what has more digits."""
+    x = as_rows(given, metric)
+    check_scale(float(x.abs().max()))
+    return as_distances(x) if metric == "precomputed" else x
+
+
+def check_scale(largest: float) -> None:
+    """Raise unless the ``largest`` number of a pile is 0 or has a square in float32."""
+    if largest and not LEAST <= largest <= MOST:
+        raise ValueError(f"x: expected numbers of {LEAST:g} to {MOST:g} in size, got up to {largest:g}")
+
+
+def as_rows(given: Any, metric: str, first: int = 0) -> Tensor:
+    """``as_vectors`` of a part of a pile, from its row ``first`` on, whatever its scale."""
     x = as_array("x", given)
     if x.dtype == torch.bool:
         raise ValueError(f"x: expected numbers, got {describe(x)}")
-    x = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    x = x.to(precise(x.dtype))
     if x.dim() not in (2, 3) or 0 in x.shape:
         what = "(N, N) or (B, N, N) distances" if metric == "precomputed" else "(N, D) vectors or (B, N, D) piles"
         raise ValueError(f"x: expected {what} with at least one row and column, got shape {tuple(x.shape)}")
     bad = ~x.isfinite().all(-1)
     if bool(bad.any()):
-        raise ValueError(f"x: expected finite numbers, got NaN or infinity in {named_rows(bad)}")
-    if not LEAST <= float(x.abs().max()) <= MOST and bool(x.any()):
-        raise ValueError(f"x: expected numbers of {LEAST:g} to {MOST:g} in size, got up to {float(x.abs().max()):g}")
-    if metric == "precomputed":
-        check_distances(x)
-    if metric == "cosine" and bool((x == 0).all(-1).any()):
-        raise ValueError(f"x: expected rows with a direction for cosine, got zeros in {named_rows((x == 0).all(-1))}")
+        raise ValueError(f"x: expected finite numbers, got NaN or infinity in {named_rows(bad, first)}")
+    zero = (x == 0).all(-1)
+    if metric == "cosine" and bool(zero.any()):
+        raise ValueError(f"x: expected rows with a direction for cosine, got zeros in {named_rows(zero, first)}")
     return x
 
 
-def named_rows(bad: Tensor) -> str:
-    """Some of the rows where ``bad`` (..., N) is True, as text."""
-    rows = bad.nonzero()
+def named_rows(bad: Tensor, first: int = 0) -> str:
+    """Some of the rows where ``bad`` (..., N) is True, counted from ``first``, as text."""
+    rows = bad.nonzero() + first
     named = [", ".join(map(str, row)) for row in rows[:5].tolist()]
     more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
     return f"row{'s' if len(rows) > 1 else ''} {'; '.join(named) if bad.dim() > 1 else ', '.join(named)}{more}"
 
 
-def check_distances(d: Tensor) -> None:
+def as_distances(d: Tensor) -> Tensor:
+    """``d`` (..., N, N), checked; what rounding has put below 0 or on the diagonal becomes 0."""
     if d.shape[-1] != d.shape[-2]:
         raise ValueError(f"x: expected square matrices of distances, got shape {tuple(d.shape)}")
-    if bool((d < 0).any()):
+    tolerance = 1e-4 * float(d.abs().max())
+    if bool((d < -tolerance).any()):
         raise ValueError(f"x: expected distances of at least 0, got {float(d.min()):g}")
-    tolerance = 1e-4 * float(d.max())
     if bool(((d - d.transpose(-1, -2)).abs() > tolerance).any()):
         raise ValueError("x: expected symmetric distances, got d[i, j] other than d[j, i]")
     if bool((d.diagonal(dim1=-2, dim2=-1) > tolerance).any()):
         raise ValueError("x: expected distances of 0 on the diagonal, got more")
+    return d.clamp(min=0).masked_fill(torch.eye(d.shape[-1], dtype=torch.bool, device=d.device), 0)
 
 
 def as_mask(name: str, given: Any, shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -529,20 +536,23 @@ def sizes(size: int | None, least: int, most: int | None, required: Tensor, forb
     if not room:
         raise ValueError("forbid: expected some rows left to pick, got all of them")
     wanted = int(required.sum(-1).max())
+    check_count("min_size", least, 0)
+    if most is not None:
+        check_count("max_size", most, 1)
     if size is not None:
         check_count("size", size, 1)
+        if size < least:
+            raise ValueError(f"size: expected at least min_size = {least}, got {size}")
+        if most is not None and size > most:
+            raise ValueError(f"size: expected at most max_size = {most}, got {size}")
         least = most = size
-    check_count("min_size", least, 0)
-    check_count("max_size", most := room if most is None else most, 1)
-    name = "size" if size is not None else "max_size"
+    most, lower, upper = most or room, "size" if size else "min_size", "size" if size else "max_size"
     if wanted > most:
-        raise ValueError(f"{name}: expected at least {wanted}, the required rows, got {most}")
+        raise ValueError(f"{upper}: expected at least {wanted}, the required rows, got {most}")
+    if least > room:
+        raise ValueError(f"{lower}: expected at most {room}, the rows that may be picked, got {least}")
     if least > most:
         raise ValueError(f"min_size: expected at most max_size = {most}, got {least}")
-    if least > room:
-        raise ValueError(
-            f"{name if size else 'min_size'}: expected at most {room}, the rows that may be picked, got {least}"
-        )
     return least, min(most, room)
 
 

@@ -198,8 +198,8 @@ def complete(
 
     Greedily, ``indices`` (B, T); with ``num_samples`` by sampling, (S, B, T); with ``num_beams`` by beam search,
     (B, R, T), best first. A row holds the given items first and then those added; ``max_len`` and ``min_len`` count
-    both. ``log_prob`` is that of the added ones. Where the order of the picks matters, every sample draws one for the
-    given items from its posterior, and greedy and beam search continue from the likeliest.
+    both. ``log_prob`` is that of the added ones. Where the order of the picks matters, or which was the latest, every
+    sample draws just that for the given items from its posterior; greedy and beam search go on from the likeliest.
     """
     check_count("num_return", num_return, 1)
     check_count("num_samples", num_samples, 1, optional=True)

@@ -70,23 +70,23 @@ def write_sheet(path: str | Path, vectors: Vectors, picks: Sequence[Mapping[str,
 
 
 def write_explorer(
-    path: str | Path, vectors: Vectors, metric: str, sizes: tuple[int | None, int, int | None],
+    path: str | Path, vectors: Vectors, metric: str, between: tuple[int, int],
     required: list[int], forbidden: list[int],
 ) -> None:  # fmt: skip
     """Write a page to explore the selection, with thumbnails if the items are images, of a few hundred rows.
 
-    ``sizes`` are the number of picks, if given, and the fewest and the most.
+    ``between``: the fewest picks, and the most that the page starts with.
     """
-    size, least, most = sizes
-    pot = pile_potentials(vectors.values, metric, vectors.weights, required, forbidden, size or least)
+    least, most = between
+    pot = pile_potentials(vectors.values, metric, vectors.weights, required, forbidden, least)
     shape = (1, pot.num_candidates)
     must, never = (as_mask("rows", rows, shape, pot.mask.device) for rows in (required, forbidden))
     names = [vectors.name(row) for row in range(len(vectors))]
     images = None if vectors.files is None else [read_image(file, 96) for file in vectors.files]
     explore(
         pot, path, images or names, labels=names if images else None,
-        title=f"{len(vectors)} candidates", min_len=size or least,
-        max_len=size or most, stop_threshold=0.5 if size is None else None, constraints=[Require(must), Forbid(never)],
+        title=f"{len(vectors)} candidates", min_len=least, max_len=most, stop_threshold=0.5,
+        constraints=[Require(must), Forbid(never)],
     )  # fmt: skip
 
 

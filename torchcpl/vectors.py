@@ -18,7 +18,7 @@ from torchcpl.files import csv_text, extra, parse_json, read_npz, read_parquet, 
 
 IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 READ = (".npy", ".npz", ".csv", ".parquet", ".jsonl")
-INDEX = ("", "__index_level_0__")  # how pandas names an index in CSV and Parquet
+INDEX = ("", "__index_level_0__")  # how pandas names an index that has no name in CSV and Parquet
 WRITTEN = (".csv", ".json", ".parquet", ".npy")
 
 
@@ -84,7 +84,7 @@ def _rows(path: Path, column: str | None, weights: str | None) -> Vectors:
     if kind in (".npy", ".npz"):
         values, ids = _numpy(path, column)
     else:
-        table = {".csv": _csv, ".jsonl": _jsonl, ".parquet": lambda path: read_parquet(path).to_pydict()}[kind](path)
+        table = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}[kind](path)
         index = [table.pop(name) for name in INDEX if name in table]
         ids = table.pop("id", index[0] if index else None)
         bonus = _numbers(path, weights, table.pop(weights)) if weights in table else None
@@ -124,9 +124,13 @@ def _csv(path: Path) -> dict[str, list[Any]]:
     if not rows:
         raise ValueError(f"{path}: expected rows, got an empty file")
     header = [str(i) for i in range(len(rows[0]))]
-    numbered = len(header) > 2 and rows[0] == header  # the columns of a table of pandas that have no names
-    if numbered or not all(_is_number(cell) for cell in rows[0]):
+    numbered = rows[0] == header  # the columns of a table of pandas that have no names, or in a narrow one a row
+    if numbered and len(header) < 3 and len(rows) > 1 and all("." in cell for row in rows[1:] for cell in row):
+        raise ValueError(f"{path}: expected names of columns, or a first row with points too, got {','.join(header)}")
+    if (numbered and len(header) > 2) or not all(_is_number(cell) for cell in rows[0]):
         header, rows = rows[0], rows[1:]
+    if "" in header[1:]:  # the first is the index
+        raise ValueError(f"{path}: expected a name for every column, got {', '.join(map(repr, header[:8]))}")
     if len(set(header)) < len(header):
         raise ValueError(f"{path}: expected columns of different names, got {', '.join(header[:8])}")
     for number, row in enumerate(rows):
@@ -156,6 +160,12 @@ def _jsonl(path: Path) -> dict[str, list[Any]]:
     if not records:
         raise ValueError(f"{path}: expected rows, got an empty file")
     return {name: [record[name] for record in records] for name in records[0]}
+
+
+def _parquet(path: Path) -> dict[str, list[Any]]:
+    table = read_parquet(path)
+    index = (table.schema.pandas_metadata or {}).get("index_columns", ())
+    return {"" if name in index else name: cells for name, cells in table.to_pydict().items()}
 
 
 def _matrix(path: Path, table: Mapping[str, list[Any]], column: str | None) -> NDArray[Any]:
@@ -245,10 +255,11 @@ def write_picks(path: Path, picks: Sequence[Mapping[str, Any]]) -> None:
     write_atomic(path, raw.getvalue())
 
 
-def check_out(path: Path) -> None:
-    """Raise early if picks cannot be written to such a file."""
-    if path.suffix not in WRITTEN:
-        raise ValueError(f"{path}: expected one of {', '.join(WRITTEN)}")
+def check_out(path: Path, answers: int = 1) -> None:
+    """Raise early if the picks of so many answers cannot be written to such a file."""
+    kinds = WRITTEN if answers == 1 else WRITTEN[:-1]  # rows alone do not say of which answer they are
+    if path.suffix not in kinds:
+        raise ValueError(f"{path}: expected one of {', '.join(kinds)}")
     if path.suffix == ".parquet":
         with extra("ray"):
             import pyarrow  # noqa: F401

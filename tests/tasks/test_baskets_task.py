@@ -200,6 +200,17 @@ def test_from_files_to_a_table(
     assert "chosen on validation baskets; 80 test baskets" in capsys.readouterr().out
     assert cli.main(["report", "baskets", "runs/cpl-s0", "runs/dpp-s0", "--out", "page"]) == 0
     assert {p.stem for p in Path("page/figures").glob("*.png")} == {"pairs", "growing", "sizes", "convergence"}
+    lines = Path("gifts.test.txt").read_text()
+    Path("next.txt").write_text(lines)
+    assert cli.main(["evaluate", "runs/cpl-s0", "--source", "next.txt"]) == 0
+    capsys.readouterr()
+    Path("next.txt").write_text("\n".join(", ".join(f"item {i}" for i in row.split()) for row in lines.splitlines()))
+    assert cli.main(["evaluate", "runs/cpl-s0", "--source", "next.txt"]) == 0
+    capsys.readouterr()
+    Path("next.txt").write_text(Path("next.txt").read_text().replace("item 0", "zucchini"))  # others have its number
+    assert cli.main(["evaluate", "runs/cpl-s0", "--source", "next.txt"]) == 2
+    said = "next.txt: expected the items of gifts, here or in next.items.txt, got others"
+    assert said in capsys.readouterr().err
     Path("gifts.parts.txt").write_text("item 0, item 2\nitem 4\n")
     assert cli.main(["predict", "runs/cpl-s0", "gifts.parts.txt", "--out", "picks.json"]) == 0
     picks = json.loads(Path("picks.json").read_text())["picks"]

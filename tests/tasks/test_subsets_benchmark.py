@@ -158,6 +158,11 @@ def test_evaluation_is_what_the_history_says(folder: Path) -> None:
     assert row["knob"] == [chosen["knob"]]
 
 
+@pytest.mark.parametrize("path", ["a.npz", "b/a.npz", "c/b/a.npz"])
+def test_a_file_is_named_with_its_folder(path: str) -> None:
+    assert SubsetsBenchmark().source(SubsetsConfig(source=path)) == path.removeprefix("c/")
+
+
 def test_an_archived_run_has_scores_and_no_time(changed: Callable[..., Path]) -> None:
     run = changed("cpl-s0", lambda run: [path.unlink() for path in run.rglob("model.safetensors")])
     *_, row = BENCHMARK.table([run]).rows

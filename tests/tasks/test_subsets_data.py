@@ -21,7 +21,7 @@ from torch import Tensor
 from torchcpl.encoders.resnet import ResNet18, load_resnet18, prepare
 from torchcpl.tasks.subsets import cifar, data
 from torchcpl.tasks.subsets.bags import BagProtocol, Bags, BagSampler, fixed_bags
-from torchcpl.tasks.subsets.data import Features, load_source, split_rows
+from torchcpl.tasks.subsets.data import Features, load_source, read_bags, split_rows
 
 # ------------------------------------------------------------------------------------------------- bags
 
@@ -266,14 +266,24 @@ def arrays(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in (base | changes).items() if value is not None}
 
 
+def test_unlabelled_bags_in_a_file(tmp_path: Path) -> None:
+    x, scale, shift = np.arange(15.0).reshape(3, 5), np.arange(5.0), 7
+    np.savez(tmp_path / "f.npz", bag=x, scale=scale, shift=shift)
+    for column in ("bag", "", "features"):  # "features" unless something else is asked for
+        (bag,) = read_bags(tmp_path / "f.npz", column)
+        np.testing.assert_allclose(bag, x * scale + shift)
+    with pytest.raises(ValueError, match="expected an array bags, got bag"):
+        read_bags(tmp_path / "f.npz", "bags")
+
+
 def test_npz_with_scale_and_names(tmp_path: Path) -> None:
-    scale = np.linspace(0.5, 1, 5, dtype=np.float32)
-    content = arrays(scale=scale, class_names=np.array(["ant", "bee", "cat", "dog"]))
+    scale, shift = np.linspace(0.5, 1, 5, dtype=np.float32), np.arange(5, dtype=np.float32)
+    content = arrays(scale=scale, shift=shift, class_names=np.array(["ant", "bee", "cat", "dog"]))
     np.savez(tmp_path / "f.npz", **content)
     loaded = load_source(tmp_path / "f.npz")
     assert loaded.class_names == ("ant", "bee", "cat", "dog")
-    np.testing.assert_allclose(loaded.train.numpy(), content["train"] * scale, rtol=1e-6)
-    np.testing.assert_allclose(loaded.test.numpy(), content["test"] * scale, rtol=1e-6)
+    np.testing.assert_allclose(loaded.train.numpy(), content["train"] * scale + shift, rtol=1e-6)
+    np.testing.assert_allclose(loaded.test.numpy(), content["test"] * scale + shift, rtol=1e-6)
     assert loaded.train_labels.tolist() == content["train_labels"].tolist()
     assert loaded.images is None
     images = np.zeros((2, 4, 4, 3), np.uint8)
@@ -313,6 +323,7 @@ def test_npz_of_one_matrix_is_split_by_image(tmp_path: Path, given: Any) -> None
         (arrays(train_labels=np.zeros(11, int)), r"labels of train: expected \(12,\), got \(11,\)"),
         (arrays(train_labels=np.zeros(12)), "labels: expected whole numbers or strings, got float64"),
         (arrays(scale=np.ones(4)), r"scale: expected \(\) or \(5,\) numbers"),
+        (arrays(shift=np.array(["a"])), r"shift: expected \(\) or \(5,\) numbers"),
         (arrays(class_names=np.array(["ant", "bee"])), "labels: expected 0 to 1"),
         (arrays(class_names=np.array([1, 2, 3])), r"expected class_names \(C,\) of strings"),
         ({"features": np.zeros((3, 2)), "labels": np.array([0, 0, 1])}, "class 1: a split needs at least 2"),

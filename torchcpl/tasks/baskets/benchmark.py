@@ -97,6 +97,20 @@ class BasketsBenchmark(Benchmark[BasketsConfig]):
                 raise ValueError(f"basket {row}: expected numbers below {model.num_items}, got {numbers}")
         return padded([part.tolist() for part in examples]).to(next(model.parameters()).device)
 
+    def evaluate(self, path: str | Path, source: str | None = None) -> Table:
+        if source is not None:
+            config = self.read(path).config
+            theirs = self._names(self.elsewhere(config, source))
+            if theirs and (ours := self._names(config)) and theirs != ours:  # a model knows their numbers alone
+                items = files_of(source)["items"]
+                raise ValueError(f"{source}: expected the items of {config.source}, here or in {items}, got others")
+        return super().evaluate(path, source)
+
+    def _names(self, config: BasketsConfig) -> list[str]:
+        """The names of the items, none where they are numbers."""
+        names = self.make_task(here(config)).baskets.names
+        return [] if all(name.isdigit() for name in names) else names
+
     def source(self, config: BasketsConfig) -> str:
         return Path(config.source).name + (f", random split {config.split_seed}" if config.split == "random" else "")
 

@@ -114,7 +114,7 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
 
     def source(self, config: SubsetsConfig) -> str:
         path = Path(config.source)
-        return path.parent.name + "/" + path.name if path.suffix == ".npz" else config.source
+        return str(Path(*path.parts[-2:])) if path.suffix == ".npz" else config.source
 
     def published(self, config: SubsetsConfig) -> Sequence[Row]:
         cifar = "aquarium_fish" in self.features(here(config)).class_names

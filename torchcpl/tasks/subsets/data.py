@@ -163,7 +163,7 @@ def _npz(path: Path) -> Features:
         )
     matrices = {}
     for name, given in parts.items():
-        matrices[name] = _scaled(f"{path}: {name}", arrays[name], arrays.get("scale"), {2: "(M, d)"})
+        matrices[name] = _scaled(f"{path}: {name}", arrays[name], arrays, {2: "(M, d)"})
         if given.shape != (len(matrices[name]),):
             raise ValueError(f"{path}: labels of {name}: expected {(len(matrices[name]),)}, got {given.shape}")
     labels, class_names = _encode_labels(path, parts, arrays.get("class_names"))
@@ -175,35 +175,45 @@ def _npz(path: Path) -> Features:
 
 
 def read_bags(path: Path, column: str) -> list[Tensor]:
-    """Unlabelled bags, each (N, d): the array ``column`` of an ``.npz`` or the only one of a file, (N, d) or (B, N, d).
+    """Unlabelled bags, each (N, d): the array ``column`` of a file, or ``features`` by any name if it is the only one.
 
-    ``scale`` multiplies it, and a ``mask`` (B, N) tells which items of a bag are real.
+    It is (N, d) or (B, N, d). ``scale`` multiplies it, ``shift`` is added, and a ``mask`` (B, N) tells which items of a
+    bag are real.
     """
     if path.suffix not in (".npy", ".npz"):
         raise ValueError(f"{path}: expected features in a .npy or .npz file")
     arrays = read_npz(path)
-    scale, mask = arrays.pop("scale", None), arrays.pop("mask", None)
-    array = next(iter(arrays.values())) if len(arrays) == 1 else arrays.get(column)
+    beside: dict[str, NDArray[Any]] = {n: arrays.pop(n) for n in ("scale", "shift", "mask") if n in arrays}
+    alone = len(arrays) == 1 and column in ("", "features")
+    array = next(iter(arrays.values())) if alone else arrays.get(column)
     if array is None:
         raise ValueError(f"{path}: expected an array {column}, got {', '.join(arrays) or 'none'}")
-    values = _scaled(str(path), array, scale, {2: "(N, d)", 3: "(B, N, d)"})
+    values = _scaled(str(path), array, beside, {2: "(N, d)", 3: "(B, N, d)"})
     bags = values if values.dim() == 3 else values[None]
-    mask = np.ones(bags.shape[:2], bool) if mask is None else mask
+    mask = beside.get("mask", np.ones(bags.shape[:2], bool))
     if mask.shape != bags.shape[:2] or mask.dtype != bool:
         raise ValueError(f"{path}: mask: expected {tuple(bags.shape[:2])} of bool, got {mask.shape} {mask.dtype}")
     return [bag[real] for bag, real in zip(bags, torch.from_numpy(mask), strict=True)]
 
 
-def _scaled(where: str, array: NDArray[Any], scale: NDArray[Any] | None, shapes: dict[int, str]) -> Tensor:
-    """``array`` of one of the ranks in ``shapes`` times ``scale``, float32; ValueErrors begin with ``where``."""
+def _scaled(where: str, array: NDArray[Any], beside: dict[str, NDArray[Any]], shapes: dict[int, str]) -> Tensor:
+    """``array`` of one of the ranks in ``shapes``, times the ``scale`` and plus the ``shift`` that are ``beside`` it.
+
+    In float32; ValueErrors begin with ``where``.
+    """
     if array.ndim not in shapes or array.dtype.kind not in "iuf":
         raise ValueError(f"{where}: expected {' or '.join(shapes.values())} numbers, got {array.shape} {array.dtype}")
-    scale = np.ones((), np.float32) if scale is None else scale
-    if scale.shape not in ((), array.shape[-1:]) or scale.dtype.kind not in "iuf":
-        expected = f"() or {array.shape[-1:]} numbers"
-        raise ValueError(f"{where}: scale: expected {expected}, got {scale.shape} {scale.dtype}")
     with np.errstate(over="ignore", invalid="ignore"):  # infinities are refused later, and said to be so
-        return torch.from_numpy(array.astype(np.float32) * scale.astype(np.float32))
+        found = np.array(array, dtype=np.float32)
+        for name, apply in (("scale", np.multiply), ("shift", np.add)):
+            by = beside.get(name)
+            if by is None:
+                continue
+            if by.shape not in ((), array.shape[-1:]) or by.dtype.kind not in "iuf":
+                expected = f"() or {array.shape[-1:]} numbers"
+                raise ValueError(f"{where}: {name}: expected {expected}, got {by.shape} {by.dtype}")
+            apply(found, by.astype(np.float32), out=found)
+    return torch.from_numpy(found)
 
 
 def _encode_labels(
