@@ -354,6 +354,17 @@ def invented(
         x = x + radius * (angle.sin() * u + angle.cos() * v)
     else:
         labels = merged(labels, centres, size.mean(-1, keepdim=True))
+    return observed(x, labels, rng, generator), labels
+
+
+def observed(x: Tensor, labels: Tensor, rng: np.random.Generator, generator: torch.Generator) -> Tensor:
+    """Latent vectors (B, N, L) as other features (B, N, D), with noise, some of them almost equal."""
+    batch, n, latent = x.shape
+    device = x.device
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device)
+
     width = int(np.exp(rng.uniform(np.log(2), np.log(256))))
     if rng.random() < 0.5:  # through a random network
         hidden = 64
@@ -368,7 +379,7 @@ def invented(
         twin = torch.arange(n, device=device) // 2 * 2
         same = (labels == labels[:, twin]).unsqueeze(-1)
         x = torch.where(same, x[:, twin] + 0.01 * x.std() * normal(*x.shape), x)
-    return x, labels
+    return x
 
 
 # ---------------------------------------------------------------------------------------------- bags
