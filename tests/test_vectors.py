@@ -195,3 +195,22 @@ def test_images_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "folder.png").mkdir()
     for path in tmp_path.iterdir():
         assert read_image(path, 32) is None, path
+
+
+def test_scale_and_shift_beside_the_rows_apply(tmp_path: Path) -> None:
+    stored, scale, shift = np.arange(12, dtype=np.uint8).reshape(4, 3), np.array([1.0, 2.0, 0.5]), np.float64(3)
+    np.savez(tmp_path / "x.npz", rows=stored, scale=scale, shift=shift)
+    np.testing.assert_allclose(read_vectors(tmp_path / "x.npz").values, stored * scale + shift)
+    np.savez(tmp_path / "x.npz", rows=stored, scale=scale[:2])
+    with pytest.raises(ValueError, match="rows: scale: expected"):
+        read_vectors(tmp_path / "x.npz")
+
+
+def test_options_of_images_are_refused_for_files(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    with pytest.raises(ValueError, match="--resnet: expected a folder of images"):
+        read_vectors(tmp_path / "x.npy", resnet="weights.safetensors")
+    with pytest.raises(ValueError, match="--strict: expected a folder of images"):
+        read_vectors(tmp_path / "x.npy", strict=True)
+    with pytest.raises(ValueError, match="--column: expected a file"):
+        read_vectors(tmp_path, column="v")

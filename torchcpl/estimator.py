@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from torchcpl.checks import check_choice, check_count
+from torchcpl.checks import check_choice, check_count, describe
 from torchcpl.encoders.distances import distances
 from torchcpl.files import extra
 from torchcpl.losses import subset_nll
@@ -92,6 +92,8 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         Every row belongs to the nearest pick of y; a pick is right if it is the first of its group.
         """
         if _is_bags(X):
+            if y is None or len(y) != len(X):
+                raise ValueError(f"y: expected the picks of each of {len(X)} bags, got {describe(y)}")
             found: list[float] = []
             for bag, picks, wanted in zip(map(_array, X), self.predict(X), y, strict=True):
                 labels = assign(bag, _rows(wanted, len(bag), len(found)), self.metric)

@@ -58,13 +58,18 @@ def read_vectors(
 ) -> Vectors:
     """The rows of a file or the images of a folder.
 
-    ``.npy``: (N, D), mapped from disk. ``.npz``: its only 2-D array, or the one named ``column``; names from ``ids``.
-    ``.csv``: all columns are numbers but ``id``. ``.parquet``, ``.jsonl``: ``column`` holds the vectors, by default the
-    only one of lists; names from ``id``, or the index of pandas. ``weights``, a number a row: a column of one of these
-    three, or a file ``.npy`` of (N,) or (N, 1). A folder of images goes through the ResNet-18 whose weights are in
-    ``resnet``; broken ones are skipped and counted, or with ``strict`` refused.
+    ``.npy``: (N, D), mapped from disk. ``.npz``: its only 2-D array, or the one named ``column``, times ``scale`` and
+    plus ``shift`` where these are in it; names from ``ids``. ``.csv``: all columns are numbers but ``id``.
+    ``.parquet``, ``.jsonl``: ``column`` holds the vectors, by default the only one of lists; names from ``id``, or the
+    index of pandas. ``weights``, a number a row: a column of one of these three, or a file ``.npy`` of (N,) or (N, 1).
+    A folder of images goes through the ResNet-18 whose weights are in ``resnet``; broken ones are skipped and counted,
+    or with ``strict`` refused.
     """
     path = Path(path)
+    if path.is_file() and (resnet or strict):
+        raise ValueError(f"--{'resnet' if resnet else 'strict'}: expected a folder of images, got {path}")
+    if path.is_dir() and column:
+        raise ValueError(f"--column: expected a file, got the folder {path}")
     found = _images(path, resnet, strict) if path.is_dir() else _rows(path, column, weights)
     if weights is None or found.weights is not None:
         return found
@@ -109,11 +114,36 @@ def _numpy(path: Path, column: str | None) -> tuple[NDArray[Any], Any]:
     arrays = read_npz(path)
     if list(arrays) == ["array"] and column is None:  # an .npy
         return arrays["array"], None
-    ids = arrays.pop("ids", None)
+    beside: dict[str, NDArray[Any]] = {n: arrays.pop(n) for n in ("ids", "scale", "shift") if n in arrays}
     found = [name for name, array in arrays.items() if array.ndim == 2] if column is None else [column]
     if len(found) != 1 or found[0] not in arrays:
         raise ValueError(f"{path}: expected --column, one of {', '.join(arrays) or 'no arrays'}, got {column!r}")
-    return arrays[found[0]], ids
+    values = arrays[found[0]]
+    if beside.keys() - {"ids"}:
+        values = scaled(f"{path}: {found[0]}", values, beside, {2: "(N, D)"})
+    return values, beside.get("ids")
+
+
+def scaled(
+    where: str, array: NDArray[Any], beside: Mapping[str, NDArray[Any]], shapes: Mapping[int, str]
+) -> NDArray[np.float32]:
+    """``array`` of one of the ranks in ``shapes``, times the ``scale`` and plus the ``shift`` that are ``beside`` it.
+
+    ValueErrors begin with ``where``.
+    """
+    if array.ndim not in shapes or array.dtype.kind not in "iuf":
+        raise ValueError(f"{where}: expected {' or '.join(shapes.values())} numbers, got {array.shape} {array.dtype}")
+    with np.errstate(over="ignore", invalid="ignore"):  # infinities are refused later, and said to be so
+        found = np.array(array, dtype=np.float32)
+        for name, apply in (("scale", np.multiply), ("shift", np.add)):
+            by = beside.get(name)
+            if by is None:
+                continue
+            if by.shape not in ((), array.shape[-1:]) or by.dtype.kind not in "iuf":
+                expected = f"() or {array.shape[-1:]} numbers"
+                raise ValueError(f"{where}: {name}: expected {expected}, got {by.shape} {by.dtype}")
+            apply(found, by.astype(np.float32), out=found)
+    return found
 
 
 def _csv(path: Path) -> dict[str, list[Any]]:

@@ -18,6 +18,7 @@ from torchcpl.checks import check_tensor, describe
 from torchcpl.encoders.resnet import ResNet18, load_resnet18, prepare
 from torchcpl.files import about, extra, read_npz, track, write_atomic
 from torchcpl.tasks.subsets.cifar import LAYOUTS, read_cifar
+from torchcpl.vectors import scaled
 
 EMBEDDING = "resnet18 224 bilinear float32"  # part of the cache key: the preprocessing
 IMAGES_AT_ONCE = 256  # through the ResNet-18
@@ -163,7 +164,7 @@ def _npz(path: Path) -> Features:
         )
     matrices = {}
     for name, given in parts.items():
-        matrices[name] = _scaled(f"{path}: {name}", arrays[name], arrays, {2: "(M, d)"})
+        matrices[name] = torch.from_numpy(scaled(f"{path}: {name}", arrays[name], arrays, {2: "(M, d)"}))
         if given.shape != (len(matrices[name]),):
             raise ValueError(f"{path}: labels of {name}: expected {(len(matrices[name]),)}, got {given.shape}")
     labels, class_names = _encode_labels(path, parts, arrays.get("class_names"))
@@ -188,32 +189,12 @@ def read_bags(path: Path, column: str) -> list[Tensor]:
     array = next(iter(arrays.values())) if alone else arrays.get(column)
     if array is None:
         raise ValueError(f"{path}: expected an array {column}, got {', '.join(arrays) or 'none'}")
-    values = _scaled(str(path), array, beside, {2: "(N, d)", 3: "(B, N, d)"})
+    values = torch.from_numpy(scaled(str(path), array, beside, {2: "(N, d)", 3: "(B, N, d)"}))
     bags = values if values.dim() == 3 else values[None]
     mask = beside.get("mask", np.ones(bags.shape[:2], bool))
     if mask.shape != bags.shape[:2] or mask.dtype != bool:
         raise ValueError(f"{path}: mask: expected {tuple(bags.shape[:2])} of bool, got {mask.shape} {mask.dtype}")
     return [bag[real] for bag, real in zip(bags, torch.from_numpy(mask), strict=True)]
-
-
-def _scaled(where: str, array: NDArray[Any], beside: dict[str, NDArray[Any]], shapes: dict[int, str]) -> Tensor:
-    """``array`` of one of the ranks in ``shapes``, times the ``scale`` and plus the ``shift`` that are ``beside`` it.
-
-    In float32; ValueErrors begin with ``where``.
-    """
-    if array.ndim not in shapes or array.dtype.kind not in "iuf":
-        raise ValueError(f"{where}: expected {' or '.join(shapes.values())} numbers, got {array.shape} {array.dtype}")
-    with np.errstate(over="ignore", invalid="ignore"):  # infinities are refused later, and said to be so
-        found = np.array(array, dtype=np.float32)
-        for name, apply in (("scale", np.multiply), ("shift", np.add)):
-            by = beside.get(name)
-            if by is None:
-                continue
-            if by.shape not in ((), array.shape[-1:]) or by.dtype.kind not in "iuf":
-                expected = f"() or {array.shape[-1:]} numbers"
-                raise ValueError(f"{where}: {name}: expected {expected}, got {by.shape} {by.dtype}")
-            apply(found, by.astype(np.float32), out=found)
-    return torch.from_numpy(found)
 
 
 def _encode_labels(
