@@ -14,11 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from torchcpl.config import TrainConfig, option, override
-from torchcpl.constraints import Rules
 from torchcpl.decoding import stochastic_beam
 from torchcpl.encoders.resnet import IMAGENET_MEAN, IMAGENET_STD
 from torchcpl.encoders.transformer import Encoder
-from torchcpl.functional import prefix_logits
 from torchcpl.head import KINDS, CPLHead, mlp
 from torchcpl.hypotheses import cover
 from torchcpl.kernels.streams import side_by_side
@@ -108,10 +106,6 @@ class PathsConfig(TrainConfig):
     offset_weight: float = option(
         5.0, "weight of the offset loss, L1 in cells (hungarian: 0.1 of squared pixels)", low=0.0
     )
-    smoothing: float = option(0.0, "part of a step's target on the cells around the true one", low=0.0, high=0.9)
-    smoothing_px: float = option(0.0, "Gaussian target around the true point, standard deviation in px", low=0.0)
-    prefix_noise: float = option(0.0, "part of the picks replaced by a neighbouring cell", low=0.0, high=0.9)
-    prefix_draws: float = option(0.0, "part of the picks replaced by a draw of the model", low=0.0, high=0.9)
     max_len: int = option(100, "most picks (cpl, pointer)", low=1)
 
     def __post_init__(self) -> None:
@@ -154,7 +148,6 @@ class PathsModel(SelectionModel):
     places: Tensor
     corners: Tensor
     every: Tensor
-    near: Tensor
 
     def __init__(self, config: PathsConfig) -> None:
         super().__init__()
@@ -181,69 +174,6 @@ class PathsModel(SelectionModel):
         self.selection_weight = config.selection_weight
         self.offset_weight = 0.1 if self.matched else config.offset_weight
         self.max_len = config.max_len
-        self.trial = trial = (config.smoothing, config.smoothing_px, config.prefix_noise, config.prefix_draws)
-        self.soft = any(trial)
-        near = torch.stack(
-            [
-                torch.stack([cells // GRID + dy, cells % GRID + dx], -1)
-                for dy in (-1, 0, 1)
-                for dx in (-1, 0, 1)
-                if dx or dy
-            ],
-            1,
-        )
-        inside = ((near >= 0) & (near < GRID)).all(-1)
-        self.register_buffer(
-            "near", (near[..., 0] * GRID + near[..., 1]).masked_fill(~inside, -1), persistent=False
-        )  # (N, 8)
-
-    def soft_loss(self, features: Tensor, mask: Tensor, target: Tensor, path: Tensor) -> Tensor:
-        """The mean per-step cross-entropy with a soft target, or after a prefix some of whose picks are others."""
-        smoothing, sigma, noise, draws = self.trial
-        pot = self.method.potentials(features, mask)
-        T = int((target >= 0).sum(-1).max())
-        target, path = target[:, :T], path[:, :T]
-        real = target >= 0
-        prefix = target
-        rules = Rules(pot)
-        if noise or draws:
-            if noise:
-                which = torch.randint(8, target.shape, device=target.device)
-                other = self.near[target.clamp(min=0)].gather(-1, which.unsqueeze(-1)).squeeze(-1)
-            else:
-                with torch.no_grad():
-                    logits = prefix_logits(pot, target.unsqueeze(1), rules).squeeze(1)[:, :-1, :-1].float()
-                    gumbel = -torch.empty_like(logits).exponential_().log()
-                    other = (logits + gumbel).argmax(-1)
-                far = torch.maximum((other // GRID - target // GRID).abs(), (other % GRID - target % GRID).abs()) > 2
-                other = other.masked_fill(far, -1)
-            ok = real & (other >= 0) & (torch.rand(target.shape, device=target.device) < noise + draws)
-            ok &= ~(other.unsqueeze(-1) == target.unsqueeze(1)).any(-1)
-            same = (other.unsqueeze(-1) == other.unsqueeze(1)) & ok.unsqueeze(1)
-            ok &= ~same.tril(-1).any(-1)
-            prefix = torch.where(ok, other, target)
-        log_probs = prefix_logits(pot, prefix.unsqueeze(1), rules).squeeze(1).log_softmax(-1)  # (B, T+1, N+1)
-        own = target.clamp(min=0)
-        cells = torch.cat([own.unsqueeze(-1), self.near[own]], -1)  # (B, T, 9)
-        picked = (cells.unsqueeze(-1) == prefix[:, None, None, :]) & (torch.arange(T) < torch.arange(T).unsqueeze(-1))[
-            None, :, None, :
-        ]
-        allowed = (cells >= 0) & ~picked.any(-1)
-        if sigma:
-            gap = self.corners[cells.clamp(min=0)] + CELL / 2 - path.unsqueeze(2)
-            weight = (-gap.square().sum(-1) / (2 * sigma**2)).exp() * allowed
-            weight = weight / weight.sum(-1, keepdim=True)
-        else:
-            around = allowed[..., 1:].float()
-            count = around.sum(-1, keepdim=True)
-            weight = torch.cat(
-                [torch.where(count > 0, 1 - smoothing, 1.0), around * smoothing / count.clamp(min=1)], -1
-            )
-        found = log_probs[:, :-1].gather(-1, cells.clamp(min=0)).masked_fill(~allowed, 0)
-        picks = ((found * weight).sum(-1) * real).sum(-1)
-        length = real.sum(-1, keepdim=True)
-        stop = log_probs[..., -1].gather(-1, length).squeeze(-1)
-        return -((picks + stop) / (length.squeeze(-1) + 1)).mean()
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Palette images (B, 256, 256) to features of the cells (B, N, d)."""
@@ -262,11 +192,7 @@ class PathsModel(SelectionModel):
         target, features = cells_of(batch.path), self.encode(batch.images)
         mask, points = self.every_cell(features), self.points(features)
         assigned = self.method.assign(features, mask, target, points.detach(), batch.path)
-        selection = (
-            self.soft_loss(features, mask, target, batch.path)
-            if self.soft
-            else self.method.loss(features, mask, assigned)
-        )
+        selection = self.method.loss(features, mask, assigned)
         gap = _gather(points, assigned) - batch.path  # (B, T, 2)
         size = gap.square() if self.matched else gap.abs() / CELL
         real = (assigned >= 0).unsqueeze(-1)
