@@ -17,7 +17,7 @@ from bench.peers import NOT_TOLD
 from torchcpl import plots
 from torchcpl.files import read_json, write_atomic
 from torchcpl.tables import Column, Table
-from torchcpl.tasks.ablation import COSTS
+from torchcpl.tasks.ablation import CHOSEN, COSTS
 from torchcpl.tasks.baskets.benchmark import PUBLISHED, QUOTED, RUN_AGAIN
 from torchcpl.tasks.baskets.figures import short as brief
 from torchcpl.tasks.registry import TASKS
@@ -304,6 +304,15 @@ def ablation() -> str:
     return table.markdown().rstrip()
 
 
+def targets() -> str:
+    """The variants of the loss on roads: scores."""
+    columns = [column for column in TASKS["paths"].columns if column.name in ("min_ade", "min_hd", "min_ade_n1")]
+    held_out = replace(columns[0], name=CHOSEN, title=f"{columns[0].title}, held out")
+    table = Table.read(ROOT / "results" / "paths-loss.json", (Column("method", "Variant"), held_out, *columns))
+    table = replace(table, notes=table.notes[1:2])
+    return table.markdown().rstrip()
+
+
 def fill(path: Path, contents: dict[str, str]) -> None:
     """Put each content between its two marks in a file."""
     text = path.read_text(encoding="utf-8")
@@ -329,6 +338,7 @@ def main() -> None:
             "classes": short("subsets", "subsets-classes.json"),
             "trials": short("subsets", "subsets-classes-trials.json"),
             "ablation": ablation(),
+            "targets": targets(),
         },
         docs / "benchmarks" / "baskets.md": {
             "baskets": baskets_full(),

@@ -52,6 +52,9 @@ def test_variants_are_trained_once_and_compared_with_the_base(
     for row in first["rows"]:
         assert {"clu_f1", "clu_f1_std", "decode_ms", "ms", "step_ms"} <= row.keys()
         assert row["seeds"] == [0, 1]
+        runs = [tmp_path / f"{row['method'].replace(' ', '-')}-s{seed}" for seed in (0, 1)]
+        best = [json.loads((run / "best" / "state.json").read_text())["best"]["value"] for run in runs]
+        assert row["chosen"] == pytest.approx(sum(best) / 2)
     assert first["rows"][1]["changed"] == "kind = coverage, distances = also"
     assert (tmp_path / "ablation.svg").stat().st_size > 1000
     weights = tmp_path / "distances-too-s1" / "best" / "model.safetensors"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torchcpl.tasks.runs import Run, common, complete
 from torchcpl.train import device_of
 
 BASE = "base"
+CHOSEN = "chosen"  # the key of the score that checkpoints are chosen by
 COSTS = (
     Column("decode_ms", "Decode ms", 2, "min"),
     Column("ms", "Whole ms", 2, "min"),
@@ -71,8 +73,10 @@ def ablate(
         changed = ", ".join(f"{key} = {value}" for key, value in variants.get(name, {}).items())
         rows.append({**_row(benchmark, name, group), "changed": changed or "–"})
     metric = benchmark.score(next(iter(runs.values())).state["metric"])
-    columns = (Column("method", "Variant"), *map(benchmark.score, benchmark.metrics), *COSTS)
     rule = rows[0]["rule"]
+    held_out = replace(metric, name=CHOSEN, title=f"{metric.title}, held out")
+    scores = [*([held_out] if rule == benchmark.held_out else []), *map(benchmark.score, benchmark.metrics)]
+    columns = (Column("method", "Variant"), *scores, *COSTS)
     device = device_of(base)
     notes = (
         f"Every variant changes the base in what its name says, in nothing else; {base.epochs} epochs.",
@@ -88,7 +92,10 @@ def ablate(
 
 
 def _row(benchmark: Benchmark[Any], name: str, group: Sequence[Run[Any]]) -> dict[str, Any]:
-    """What the runs of a variant reached, by the last rule they allow, and the costs of the first."""
+    """What the runs of a variant reached, by the last rule they allow, and the costs of the first.
+
+    Beside it what the checkpoints were chosen by: variants are to be compared by that before the reported scores.
+    """
     rules, found = zip(*(list(benchmark.by_rule(run).items())[-1] for run in group), strict=True)
     task, model, knob = benchmark.restore(group[0])
     steps = group[0].config.epochs * task.steps_per_epoch
@@ -96,7 +103,8 @@ def _row(benchmark: Benchmark[Any], name: str, group: Sequence[Run[Any]]) -> dic
     _, cost = next(timing.rows(model, inputs, knob, repeats=3))
     spent = summarise([{"step_ms": run.history[-1]["seconds"] * 1e3 / steps} for run in group])
     costs = {name: cost[name] for name in ("decode_ms", "decode_ms_std", "ms", "ms_std")}
-    return {**benchmark.row(name, rules[0], found, group), **costs, **spent}
+    chosen = summarise([{CHOSEN: run.state["best"]["value"]} for run in group])
+    return {**benchmark.row(name, rules[0], found, group), **chosen, **costs, **spent}
 
 
 def _slug(name: str) -> str:
