@@ -9,8 +9,7 @@ Every set is tested by a model that never saw it: five folds leave out one or tw
 
 A model is too sure of itself on a kind of data it never saw. How much to add to the stop's logit is chosen on the sets
 left out: for each on the eight others, for the model of the package on all nine; and as much on piles of well separated
-groups, whose number must stay right. With the model of the package alone (``--names general``) it is chosen on the
-classes it never saw, for each set on those of the others.
+groups, whose number must stay right.
 """
 
 from __future__ import annotations
@@ -219,35 +218,35 @@ def affordable(task: FoldsTask, deadline: float, run: Path) -> int:
 
 
 def summary(options: argparse.Namespace) -> dict[str, Any]:
-    """Every set by a model that never saw it; without such models its unseen classes by the one that ships.
+    """Every set by a model that never saw it; digits and the classes set aside by the one that ships.
 
-    Digits and unseen CIFAR-100 classes by the one that ships. The shift of the stop is chosen for each set on the
-    others, as much on bags of any composition as on the benchmark's, and as much on piles of well separated groups.
+    The shift of the stop is chosen on the sets left out, for each of these on the others: as much on bags of any
+    composition as on the benchmark's, and as much on piles of well separated groups.
     """
     sets = load_sets(options.source)
     training = [(folder, json.loads((folder / "training.json").read_text())) for folder in options.out]
     nets = {name: load_model(folder / f"{name}.safetensors")[0] for folder, one in training for name in one["models"]}
     fold = {one: name for name in nets for one in left_out_of(name)}
-    unseen = {name: one.whole.classes(one.unseen) for name, one in sets.items() if set(one.unseen) - set(one.seen)}
-    cifar100 = unseen.pop("cifar100")
-    tested = {name: (nets[fold[name]], sets[name].whole) for name in sorted(fold)} if fold else {
-        name: (nets["general"], rows) for name, rows in unseen.items()
-    }  # fmt: skip
-    ship = {"digits": (nets["general"], digits()), "cifar100, unseen": (nets["general"], cifar100)}
-    found = {name: measured(net, fixed_bags(rows, BAGS)) for name, (net, rows) in (tested | ship).items()}
+    left_out = {name: (nets[fold[name]], sets[name].whole) for name in sorted(fold)}
+    split = {
+        f"{name}, unseen": one.whole.classes(one.unseen)
+        for name, one in sets.items()
+        if set(one.unseen) - set(one.seen)
+    }
+    tested = left_out | {name: (nets["general"], rows) for name, rows in {"digits": digits(), **split}.items()}
+    found = {name: measured(net, fixed_bags(rows, BAGS)) for name, (net, rows) in tested.items()}
     wide = {
-        name: measured(net, bags_of(*wide_vectors(rows, BAGS, 160, seed=3)))
-        for name, (net, rows) in (tested | ship).items()
+        name: measured(net, bags_of(*wide_vectors(rows, BAGS, 160, seed=3))) for name, (net, rows) in tested.items()
     }
     clean = {name: [measured(net, bags) for bags in clean_piles()] for name, net in nets.items()}
     separated = {name: np.mean([lost(one) for one in each], 0) for name, each in clean.items()}
+    missed = {name: lost(found[name], counted=True) + lost(wide[name]) for name in left_out}
 
-    def choice(without: str) -> float:
-        """The shift of the stop for a set, by all others."""
-        others = [lost(found[name], counted=True) + lost(wide[name]) for name in tested if name != without]
-        return SHIFTS[int((np.mean(others, 0) + separated[fold.get(without, "general")]).argmin())]
+    def choice(name: str) -> float:
+        others = np.mean([missed[other] for other in left_out if other != name], 0)
+        return SHIFTS[int((others + separated[fold.get(name, "general")]).argmin())]
 
-    chosen = {name: choice("" if name in ship else name) for name in found}
+    chosen = {name: choice(name) for name in tested}
     shift = chosen["digits"]
     if options.weights:
         nets["general"].get_parameter("count.2.bias").data[2] += shift

@@ -216,8 +216,8 @@ def piles() -> str:
         Column("card_err", "CardErr ↓", 2),
     )
     rows = []
-    for name, row in found["sets"].items():
-        by_name = {method: one["clu_f1"] for method, one in peers["bags"][name].items()}
+    for name, by_method in peers["bags"].items():
+        row, by_name = found["sets"][name], {method: one["clu_f1"] for method, one in by_method.items()}
         free, told = (max(v for m, v in by_name.items() if (m in NOT_TOLD) == is_free) for is_free in (True, False))
         rows.append({"set": name, **row, "peer": free, "told_peer": told})
     mean = {column.name: statistics.fmean(row[column.name] for row in rows) for column in columns[1:]}
@@ -275,7 +275,7 @@ def peers() -> dict[str, str]:
 
 def stop_reliability() -> bytes:
     """How often P(stop) was right, drawn."""
-    found = read_json(ROOT / "results" / "piles-shipped.json")["reliability"]
+    found = read_json(ROOT / "results" / "piles.json")["reliability"]
     curves = {
         name: (np.array([row["said"] for row in rows]), np.array([row["right"] for row in rows]))
         for name, rows in found.items()
