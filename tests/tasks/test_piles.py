@@ -21,7 +21,16 @@ from torchcpl.encoders.distances import (
 from torchcpl.interactions import DenseCoverage
 from torchcpl.potentials import Potentials
 from torchcpl.predict import load
-from torchcpl.tasks.piles.data import Mixture, digits, draw_rows, fixed_bags, load_sets, protocol_labels
+from torchcpl.tasks.piles.data import (
+    OVERLAP,
+    Mixture,
+    digits,
+    draw_rows,
+    fixed_bags,
+    load_sets,
+    merged,
+    protocol_labels,
+)
 from torchcpl.tasks.piles.task import (
     PilesConfig,
     PilesTask,
@@ -135,6 +144,23 @@ def test_bags_follow_the_protocol_and_hold_no_row_twice() -> None:
     for rows, label in zip(x, kept, strict=True):
         real = rows[label >= 0]
         assert len(real.unique(dim=0)) == len(real)
+
+
+def test_components_that_a_chain_of_overlaps_connects_are_one() -> None:
+    g = torch.Generator().manual_seed(0)
+    centres, size = 12 * torch.rand(6, 40, 2, generator=g), 0.5 + torch.rand(6, 40, 1, generator=g)
+    labels = torch.randint(-1, 40, (6, 25), generator=g)  # some components have no row, and connect nothing
+    found = merged(labels, centres, size)
+    for given, one, at, width in zip(labels.tolist(), found.tolist(), centres, size, strict=True):
+        groups = [{label} for label in set(given) - {-1}]
+        for a in set(given) - {-1}:
+            for b in set(given) - {-1}:
+                if math.dist(at[a].tolist(), at[b].tolist()) < OVERLAP * float(width[a] + width[b]) / 2:
+                    near = [group for group in groups if {a, b} & group]
+                    groups = [group for group in groups if group not in near] + [set().union(*near)]
+        assert 1 < len(groups) < len(set(given) - {-1})
+        expected = {label: min(group) for group in groups for label in group}
+        assert one == [expected.get(label, -1) for label in given]
 
 
 def test_training_batches_depend_on_seed_and_step_alone() -> None:
