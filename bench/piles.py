@@ -227,6 +227,10 @@ def summary(options: argparse.Namespace) -> dict[str, Any]:
     training = [(folder, json.loads((folder / "training.json").read_text())) for folder in options.out]
     nets = {name: load_model(folder / f"{name}.safetensors")[0] for folder, one in training for name in one["models"]}
     fold = {one: name for name in nets for one in left_out_of(name)}
+    if "general" not in nets or len(fold) < 2:
+        raise SystemExit(
+            "--out: expected folders with general and with models that leave sets out, to choose the shift by"
+        )
     left_out = {name: (nets[fold[name]], sets[name].whole) for name in sorted(fold)}
     split = {
         f"{name}, unseen": one.whole.classes(one.unseen)
