@@ -7,9 +7,9 @@
 Every set is tested by a model that never saw it: five folds leave out one or two unlike sets each, the sixth model,
 ``general``, is that of the package. All are trained at once, on the same bags, each on those that it may see.
 
-A model is too sure of itself on a kind of data it never saw. How much to add to the stop's logit is chosen on the sets
-left out: for each on the eight others, for the model of the package on all nine; and as much on piles of well separated
-groups, whose number must stay right.
+A model is too sure of itself on a kind of data it never saw. Its stop is calibrated on the sets left out: for each on
+the eight others, for the model of the package on all nine; and as much on piles of well separated groups, whose number
+must stay right.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import signal
 import tempfile
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,20 +34,19 @@ from torch.nn import functional as F
 
 from torchcpl.checkpoints import load_checkpoint
 from torchcpl.config import from_toml, override
-from torchcpl.encoders.distances import DistanceModel, distances
+from torchcpl.encoders.distances import DistanceModel, distance_features, distances, excess
 from torchcpl.files import write_json
+from torchcpl.interactions import DenseCoverage
 from torchcpl.provenance import run_info
-from torchcpl.select import load_model, save_model
+from torchcpl.select import load_model, median_length, save_model
 from torchcpl.tasks.piles.data import MOST_GROUPS, Bags, digits, fixed_bags, load_sets, wide_vectors
 from torchcpl.tasks.piles.task import (
-    SHIFTS,
     Ahead,
     PilesConfig,
     PilesModel,
     PilesTask,
     count_classes,
     greedy_hazard,
-    shifted_length,
 )
 from torchcpl.train import fit
 
@@ -60,6 +59,13 @@ CLEAN = (  # groups, members
     (12, 8), (20, 8), (30, 5),
 )  # fmt: skip
 F1_WORTH = 10.0  # as much error of the count as one of CluF1
+CALIBRATION = ("temperature", "bias", "shrinkage")
+CALIBRATIONS = [
+    (temperature, round(0.3 * bias, 1), shrinkage)
+    for temperature in (1.0, 0.7)
+    for bias in range(-4, 9)
+    for shrinkage in (0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.4)
+]
 TIMED = (40, 80)  # steps of a first run whose time says how many can be afforded
 RESERVE = 40.0  # seconds kept for the validations and the start of the second run
 
@@ -229,7 +235,7 @@ def summary(options: argparse.Namespace) -> dict[str, Any]:
     fold = {one: name for name in nets for one in left_out_of(name)}
     if "general" not in nets or len(fold) < 2:
         raise SystemExit(
-            "--out: expected folders with general and with models that leave sets out, to choose the shift by"
+            "--out: expected folders with general and with models that leave sets out, to choose the calibration by"
         )
     left_out = {name: (nets[fold[name]], sets[name].whole) for name in sorted(fold)}
     split = {
@@ -246,20 +252,20 @@ def summary(options: argparse.Namespace) -> dict[str, Any]:
     separated = {name: np.mean([lost(one) for one in each], 0) for name, each in clean.items()}
     missed = {name: lost(found[name], counted=True) + lost(wide[name]) for name in left_out}
 
-    def choice(name: str) -> float:
+    def choice(name: str) -> Calibration:
         others = np.mean([missed[other] for other in left_out if other != name], 0)
-        return SHIFTS[int((others + separated[fold.get(name, "general")]).argmin())]
+        return CALIBRATIONS[int((others + separated[fold.get(name, "general")]).argmin())]
 
     chosen = {name: choice(name) for name in tested}
-    shift = chosen["digits"]
+    shipped = chosen["digits"]
     if options.weights:
-        nets["general"].get_parameter("count.2.bias").data[2] += shift
-        save_model(options.weights, nets["general"], recipe="general", stop_shift=str(shift))
+        nets["general"].calibration.copy_(torch.tensor(shipped))
+        save_model(options.weights, nets["general"], recipe="general")
     return {
-        "bags": BAGS, "folds": fold,
+        "bags": BAGS, "folds": fold, "calibration": dict(zip(CALIBRATION, shipped, strict=True)),
         "sets": {name: described(one, chosen[name]) for name, one in found.items()},
         "any": {name: described(one, chosen[name]) for name, one in wide.items()},
-        "clean": {f"{k} of {n}": described(one, shift) for (k, n), one in zip(CLEAN, clean["general"], strict=True)},
+        "clean": {f"{k} of {n}": described(one, shipped) for (k, n), one in zip(CLEAN, clean["general"], strict=True)},
         "reliability": {
             said: reliability([(each[name], chosen[name]) for name in each])
             for said, each in (("the benchmark's bags", found), ("any composition", wide))
@@ -288,49 +294,68 @@ def clean_piles() -> list[Bags]:
     return found
 
 
-Found = tuple[Tensor, Tensor, Tensor]
+Calibration = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Greedy picks in bags, and what the stop's logit is made of after each of them, before it is calibrated."""
+
+    k: Tensor  # (B,) how many classes there are
+    new: Tensor  # (B, T) whether a pick hits a new one
+    stop: Tensor  # (B, T) the stop's logit
+    others: Tensor  # (B, T) logsumexp of those of the items left
+    excess: Tensor  # (B,) log of the guessed number of groups beyond that to shrink towards
+
+    def hazard(self, calibration: Calibration) -> Tensor:
+        """The logit of P(stop) after each pick (B, T)."""
+        temperature, bias, shrinkage = calibration
+        found = self.stop / temperature + (bias + shrinkage * self.excess).unsqueeze(-1) - self.others
+        return found.clamp(-50, 50)
 
 
 @torch.no_grad()
 def measured(model: DistanceModel, bags: Bags) -> Found:
-    """Of every bag the number of classes (B,), which greedy pick hits a new one (B, T), the logit of P(stop) after each
-    (B, T).
-    """
+    """Of models that are not calibrated yet."""
     parts = []
     for d, labels in zip(bags.d.split(10), bags.labels.split(10), strict=True):
-        picks, hazard = greedy_hazard(model(d, labels >= 0), MOST_GROUPS)
+        mask = labels >= 0
+        pot, _, log_k = model.judge(*distance_features(d, mask), mask)
+        picks, hazard = greedy_hazard(pot, MOST_GROUPS)
+        assert isinstance(pot.interaction, DenseCoverage)
+        assert pot.interaction.stop_row is not None
+        stop = pot.stop.unsqueeze(-1) + pot.interaction.stop_row.gather(1, picks.clamp(min=0)).cumsum(-1)
         hit = labels.gather(1, picks.clamp(min=0)).masked_fill(picks < 0, -1)  # (B, T) classes picked
         new = (hit.unsqueeze(2) == hit.unsqueeze(1)).tril(-1).any(-1).logical_not() & (hit >= 0)
-        parts.append((count_classes(labels), new, hazard))
-    k, new, hazard = (torch.cat(column) for column in zip(*parts, strict=True))
-    return k, new, hazard
+        parts.append((count_classes(labels), new, stop, stop - hazard, excess(log_k, mask)))
+    return Found(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def described(found: Found, shift: float) -> dict[str, float]:
-    """Scores with a shift of the stop, and with the number of classes told."""
-    k, new, hazard = found
-    length, hits = shifted_length(hazard, shift), new.cumsum(1)
+def described(found: Found, calibration: Calibration) -> dict[str, float]:
+    """Scores with a calibration of the stop, and with the number of classes told."""
+    k, hits = found.k, found.new.cumsum(1)
+    length = median_length(F.pad(found.hazard(calibration).sigmoid(), (1, 0)))
     right = hits.gather(1, length.unsqueeze(-1) - 1).squeeze(-1)
     told = hits.gather(1, k.unsqueeze(-1) - 1).squeeze(-1)
     return {
         "clu_f1": float((2 * right / (length + k)).mean()),
         "told": float((told / k).mean()),
         "card_err": float((length - k).abs().float().mean()),
-        "shift": shift,
+        **dict(zip(CALIBRATION, calibration, strict=True)),
     }
 
 
 def lost(found: Found, counted: bool = False) -> np.ndarray:
-    """(shifts,) what is to be small in the choice of the shift: CluF1 that is missing, and the error of the count."""
-    rows = [described(found, shift) for shift in SHIFTS]
+    """(calibrations,) what is to be small in their choice: CluF1 that is missing, and the error of the count."""
+    rows = [described(found, one) for one in CALIBRATIONS]
     return np.array([F1_WORTH * (1 - row["clu_f1"]) + counted * row["card_err"] for row in rows])
 
 
-def reliability(found: list[tuple[Found, float]]) -> list[dict[str, float]]:
+def reliability(found: list[tuple[Found, Calibration]]) -> list[dict[str, float]]:
     """P(stop) said after up to k picks, in tenths, and how often those were as many as there are classes."""
     said, right = [], []
-    for (classes, _, hazard), shift in found:
-        logits, k = hazard + shift, classes.unsqueeze(-1)
+    for one, calibration in found:
+        logits, k = one.hazard(calibration), one.k.unsqueeze(-1)
         place = torch.arange(1, logits.shape[1] + 1)
         said.append(logits.sigmoid()[place <= k])
         right.append((place == k)[place <= k].double())

@@ -27,6 +27,7 @@ EDGE_FEATURES = 7 + KERNELS * len(WALKS)  # and one for each ridge
 NODE_FEATURES = len(NEIGHBOURS) + 2 + KERNELS * (1 + 2 * len(WALKS)) + 1  # and two for each ridge
 TINY = 1e-6
 CHUNK = 6400  # pairs
+GROUP, GROUPS = 20, 8  # where groups are not clear: items of one, and the most of them
 
 
 def distances(x: Tensor, metric: str = "euclidean") -> Tensor:
@@ -344,6 +345,11 @@ class DistanceBias(nn.Module):
         return self.node(nodes), square(self.edge(edges.mT).mT, Pairs(mask.shape[1], mask.device))
 
 
+def excess(log_k: Tensor, mask: Tensor) -> Tensor:
+    """log k (B,) beyond that of the number of groups to shrink towards, of bags with ``mask`` (B, N)."""
+    return log_k - (mask.sum(-1).clamp(1, GROUP * GROUPS) / GROUP).log()
+
+
 class DistanceModel(nn.Module):
     """Potentials of bags of which only the distances are known.
 
@@ -351,6 +357,9 @@ class DistanceModel(nn.Module):
     from the nodes, how far pick i covers j from the pair and a term of each end. The stop starts at −slope·k + offset
     and every pick adds slope and a term of its own, never less than nothing, with k, the number of groups, guessed from
     all nodes together.
+
+    ``calibration`` is fitted after training, on kinds of data that training did not see, of which a model is too sure:
+    a temperature and a bias of the stop, and how far the number of groups shrinks towards N / 20, at most 8.
     """
 
     precise = True  # stays in float32: rounding of scores changes picks
@@ -370,6 +379,7 @@ class DistanceModel(nn.Module):
         self.same = nn.Linear(edge, 1)  # the logit of being of one group
         self.cover = nn.Parameter(torch.tensor([2.0, 0.0]))  # its scale and offset in c
         self.count = nn.Sequential(nn.Linear(2 * dim, dim), nn.GELU(), nn.Linear(dim, 3))  # log k, slope, offset
+        self.calibration = nn.Buffer(torch.tensor([1.0, 0.0, 0.0]))  # temperature, bias, shrinkage
         nn.init.zeros_(self.ends.weight)
         nn.init.zeros_(self.ends.bias)
 
@@ -395,9 +405,10 @@ class DistanceModel(nn.Module):
             log_k, slope, offset = self.count(torch.cat(pooled, -1)).unbind(-1)  # (B,) each
             log_k = (log_k + 1.5).clamp(-0.5, 6)
             slope = F.softplus(slope)
-            stop = offset - slope * log_k.exp()
+            temperature, bias, shrinkage = self.calibration
+            stop = (offset - slope * log_k.exp()) / temperature + bias + shrinkage * excess(log_k, mask)
             gain = F.softplus(gain + slope.unsqueeze(-1), beta=10)  # or many picks would rule out the stop
-        return Potentials(theta, stop, DenseCoverage(cover, gain), mask), same, log_k
+        return Potentials(theta, stop, DenseCoverage(cover, gain / temperature), mask), same, log_k
 
     def _layers(self, h: Tensor, edges: Tensor, mask: Tensor, pairs: Pairs) -> tuple[Tensor, list[Tensor]]:
         """Nodes (B, N, dim) after all layers, and the logits (B, P) of each update, from pairs ``edges`` (B, E, P)."""

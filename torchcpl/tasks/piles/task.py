@@ -60,7 +60,7 @@ class PilesConfig(TrainConfig):
     synthetic: float = option(0.3, "share of made-up bags", low=0.0, high=1.0)
     varied: float = option(1.0, "how often real sets are recoloured, paired and their classes pulled apart", low=0.0)
     wide: float = option(0.0, "share of real bags whose composition is not the benchmark's", low=0.0, high=1.0)
-    wide_made_up: float = option(0.3, "the same of made-up bags", low=0.0, high=1.0)
+    wide_made_up: float = option(0.1, "the same of made-up bags", low=0.0, high=1.0)
     group: int = option(16, "bags of a batch that share a source", low=1)
     permutations: int = option(2, "random orders of each target", low=1)
     pair_weight: float = option(1.0, "weight of telling whether two items are of one class", low=0.0)
