@@ -170,9 +170,10 @@ def load_scenes(path: str | Path) -> Scenes:
         if array is None or array.shape != shape or array.dtype.kind not in kinds:
             got = "none" if array is None else f"{array.shape} {array.dtype}"
             raise ValueError(f"{path}: field {name!r}: expected {shape} of kind {' or '.join(kinds)}, got {got}")
-    pairs = field["images"]
-    field["images"] = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(S, SIZE, SIZE)
-    if not S or field["images"].max() >= len(PALETTE):
+    pairs, images = field["images"], np.empty((S, SIZE, SIZE), field["images"].dtype)
+    images[:, :, ::2], images[:, :, 1::2] = pairs >> 4, pairs & 15
+    field["images"] = images
+    if not S or images.max() >= len(PALETTE):
         raise ValueError(f"{path}: expected at least one scene, in the colours of the palette")
     found: dict[str, Any] = {name: field[name].astype(dtype, copy=False) for name, (_, dtype, _) in FIELDS.items()}
     scenes = Scenes(**found, maps=tuple(map(str, field["maps"])))
