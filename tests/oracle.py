@@ -97,6 +97,7 @@ class Limits:
     stop_bias: float = 0.0
     forbid: set[int] = field(default_factory=set)
     require: set[int] = field(default_factory=set)
+    first: bool = False  # whether what is required is picked before all else
     adjacent: list[list[bool]] | None = None
     budgets: list[tuple[list[int], int]] = field(default_factory=list)
     veto: Veto | None = None
@@ -134,6 +135,8 @@ def feasible(row: Row, limits: Limits, chosen: Iterable[int] = ()) -> bool:
 def candidates(row: Row, limits: Limits, picks: Picks) -> list[int]:
     """What may be picked next: whatever keeps a completion possible, neighbours the last and is not vetoed."""
     allowed = [i for i in range(row.size) if i not in picks and feasible(row, limits, {*picks, i})]
+    if limits.first and (missing := limits.require - set(picks)):
+        allowed = [i for i in allowed if i in missing]
     if limits.adjacent is not None and picks:
         allowed = [i for i in allowed if limits.adjacent[picks[-1]][i]]
     if limits.veto is not None:

@@ -286,7 +286,9 @@ PART_VALUES: dict[str, Callable[[int, int], Any]] = {
     "min_len": lambda n, batch: st.integers(0, n),
     "stop_bias": _per_row(st.floats(-3, 3)),
     "forbid": _per_candidate(st.sampled_from([False, False, True])),
-    "require": _per_candidate(st.sampled_from([False, False, True])),
+    "require": lambda n, batch: st.tuples(
+        _per_candidate(st.sampled_from([False, False, True]))(n, batch), st.booleans()
+    ),
     "adjacent": _matrix,
     "budget": _priced,
     "callable": lambda n, batch: st.sampled_from(
@@ -316,10 +318,15 @@ def assemble(case: Case, drawn: dict[str, Any]) -> Asked:
             options[part] = torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value
             for limit, bias in zip(limits, each(value, 1), strict=True):
                 limit.stop_bias = bias
-        elif part in ("forbid", "require"):
-            constraints.append((cpl.Forbid if part == "forbid" else cpl.Require)(torch.tensor(value)))
+        elif part == "forbid":
+            constraints.append(cpl.Forbid(torch.tensor(value)))
             for limit, marks in zip(limits, each(value, 2), strict=True):
-                setattr(limit, part, {i for i in range(n) if marks[i]})
+                limit.forbid = {i for i in range(n) if marks[i]}
+        elif part == "require":
+            value, first = value
+            constraints.append(cpl.Require(torch.tensor(value), first))
+            for limit, marks in zip(limits, each(value, 2), strict=True):
+                limit.require, limit.first = {i for i in range(n) if marks[i]}, first
         elif part == "adjacent":
             constraints.append(cpl.Adjacent(torch.tensor(value)))
             for limit, matrix in zip(limits, each(value, 3), strict=True):

@@ -338,7 +338,10 @@ def test_samples_follow_the_exact_law(kind: str) -> None:
 
 DEMANDS: dict[str, dict[str, Any]] = {
     "lengths": {"max_len": 3, "min_len": 2, "stop_bias": [0.5, -1.0]},
-    "forbid+require": {"forbid": [True, False, False, False], "require": [[False, True, False, False], [False] * 4]},
+    "forbid+require": {
+        "forbid": [True, False, False, False],
+        "require": ([[False, True, False, False], [False] * 4], False),
+    },
     "budget": {"budget": ([10, 20, 10, 30], [30, 40]), "min_len": 2},
     "adjacent": {
         "adjacent": [[False, True, True, False], [True, False, True, True], [True, True, False, True], [True] * 4],
@@ -350,7 +353,7 @@ DEMANDS: dict[str, dict[str, Any]] = {
         "min_len": 1,
         "stop_bias": 0.3,
         "forbid": [False, False, False, True],
-        "require": [False, True, False, False],
+        "require": ([False, True, False, False], True),
         "budget": ([10, 10, 20, 0], 30),
         "adjacent": [[False, True, True, True], [True, False, True, True], [True, True, False, True], [True] * 4],
         "callable": (lowest_first, plain_lowest_first),

@@ -31,12 +31,15 @@ ARGUMENTS = [
 # fmt: on
 KINDS = ("dense", "densecoverage", "lowrank", "contextual", "coverage", "recent")
 CASES = 45  # of each kind, with and without a live stop
-RUN = """cases => cases.map(d => {
+RULES = """
     const marks = list => { const all = new Uint8Array(d.n); list.forEach(j => { all[j] = 1; }); return all; };
-    const rules = { forced: marks(d.forced), forbidden: marks(d.forbidden), most: d.max_len, least: d.min_len };
+    const [most, least, first] = [d.max_len, d.min_len, d.first];
+    const rules = { forced: marks(d.forced), forbidden: marks(d.forbidden), first, most, least };
+"""
+RUN = f"""cases => cases.map(d => {{ {RULES}
     const found = torchcpl.greedy(torchcpl.model(d), rules, d.stop_threshold);
     return [found.picks, found.logProb, torchcpl.problem(torchcpl.model(d), rules)];
-})"""
+}})"""
 
 
 def potentials(
@@ -92,7 +95,7 @@ def options(pot: cpl.Potentials, rng: np.random.Generator) -> dict[str, Any]:
         "min_len": least,
         "stop_bias": float(rng.choice([0, 0.7])),
         "stop_threshold": float(rng.choice([0.02, 0.2, 0.9])) if rng.random() < 0.4 else None,
-        "constraints": [cpl.Forbid(forbid), cpl.Require(force)],
+        "constraints": [cpl.Forbid(forbid), cpl.Require(force, first=bool(rng.random() < 0.3))],
     }
 
 
@@ -231,11 +234,9 @@ def test_rounded_potentials_are_decoded_as_stored(opened: Any, monkeypatch: pyte
 
 def test_best_answers_are_those_of_hypotheses(opened: Any) -> None:
     """With limits, forced and forbidden candidates, the sets and their probabilities; exact where they are small."""
-    js = """cases => cases.map(d => {
-        const marks = list => { const all = new Uint8Array(d.n); list.forEach(j => { all[j] = 1; }); return all; };
-        const rules = { forced: marks(d.forced), forbidden: marks(d.forbidden), most: d.max_len, least: d.min_len };
+    js = f"""cases => cases.map(d => {{ {RULES}
         return torchcpl.hypotheses(torchcpl.model(d), rules, 6, 16).map(a => [a.picks, a.mass, a.logProb]);
-    })"""
+    }})"""
     rng = np.random.default_rng(3)
     cases, expected = [], []
     for number in range(20 * len(KINDS)):

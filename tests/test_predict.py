@@ -227,6 +227,17 @@ def test_what_does_not_fit_is_one_line_and_nothing_is_written(
     assert not out.exists()
 
 
+def test_nothing_is_predicted_where_a_page_cannot_be(subsets: Path, tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"features": bags(1).tolist()}), tmp_path / "items.parquet")
+    out, page = tmp_path / "picks.json", tmp_path / "page.html"
+    command = ["predict", str(subsets), str(tmp_path / "items.parquet"), "--out", str(out)]
+    assert main([*command, "--explore", str(page)]) == 2
+    assert main([*command, "--explore", str(out)]) == 2
+    assert not out.exists()
+    assert main(command) == 0
+
+
 def test_predict_writes_a_page_to_explore(subsets: Path, paths: Path, scenes: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "bag.npy", bags(1)[0])
     for run, file, says in ((subsets, tmp_path / "bag.npy", "A bag of 12 items"), (paths, scenes, "A road scene")):

@@ -302,6 +302,7 @@ def test_a_page_to_explore(tmp_path: Path) -> None:
     assert data["kind"] == "densecoverage"
     assert [data["items"]["values"][row] for row in data["forbidden"]] == ["row7"]
     assert data["max_len"] == len(json.loads(out.read_text()))  # as many as select picks
+    assert data["first"]  # what select requires comes first there too
 
 
 def test_objects_are_never_unpickled(tmp_path: Path) -> None:

@@ -42,6 +42,14 @@ def test_the_index_and_the_numbered_columns_of_pandas_are_no_data(tmp_path: Path
     assert [found.name(row) for row in range(len(found))] == ids
 
 
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+@pytest.mark.parametrize("header", ["a,b,c\n", ""])
+def test_cells_between_commas_semicolons_or_tabs(tmp_path: Path, mark: str, header: str) -> None:
+    text = header + "\n".join(",".join(row) for row in X.astype(str))
+    (tmp_path / "x.csv").write_text(text.replace(",", mark))
+    assert np.array_equal(read_vectors(tmp_path / "x.csv").values, X)
+
+
 def test_the_index_of_pandas_in_parquet_is_no_data(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -130,6 +138,7 @@ def test_nothing_is_written_before_what_is_refused(tmp_path: Path, capsys: pytes
         assert said in capsys.readouterr().err
     assert main(["select", str(tmp_path / "x.npy"), "--out", str(tmp_path / "x.npy")]) == 2
     assert np.array_equal(np.load(tmp_path / "x.npy"), X)
+    assert main(["select", str(tmp_path / "x.npy"), "--sheet", str(out), "--out", str(out)]) == 2
     assert not out.exists()
 
 

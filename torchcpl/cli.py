@@ -103,13 +103,15 @@ def evaluate(options: argparse.Namespace) -> None:
 
 
 def predict(options: argparse.Namespace) -> None:
+    _targets(options.file, options.out, options.explore)
     predictor = Predictor(options.run, column=options.column, group=options.group, device=options.device)
+    page = explore_file(predictor, options.file) if options.explore else None  # first, for it may refuse
     records = predict_file(
         predictor, options.file, options.out, batch_size=options.batch_size, limit=options.limit,
         engine=options.engine, workers=options.workers,
     )  # fmt: skip
-    if options.explore:
-        explore_file(predictor, options.file, options.explore)
+    if page is not None:
+        page.save(options.explore)
         _say(f"Explorer: {options.explore}  (open it in a browser)", None if options.out else sys.stderr)
     if not options.out:
         print(json.dumps(records))
@@ -178,14 +180,23 @@ def toy(options: argparse.Namespace) -> None:
     _show(toy_table(), None, options)
 
 
+def _targets(source: Path, *paths: Path | None) -> list[Path]:
+    """The paths to write to, which must differ from each other and from what is read."""
+    found = [path for path in paths if path]
+    taken = {source.resolve()}
+    for path in found:
+        if path.resolve() in taken:
+            raise ValueError(f"{path}: expected another path to write to, this one is read or written already")
+        taken.add(path.resolve())
+    return found
+
+
 def select(options: argparse.Namespace) -> None:
     if options.out:
         check_out(options.out, options.hypotheses)
     if options.copy and options.copy.is_file():
         raise ValueError(f"--copy: expected a folder, got the file {options.copy}")
-    for path in filter(None, (options.out, options.sheet, options.explore, options.copy)):
-        if path.resolve() == options.file.resolve():
-            raise ValueError(f"{path}: expected another path to write to than is read from")
+    targets = _targets(options.file, options.out, options.sheet, options.explore, options.copy)
     vectors = read_vectors(
         options.file, column=options.column, weights=options.weights, resnet=options.resnet, strict=options.strict
     )
@@ -214,9 +225,8 @@ def select(options: argparse.Namespace) -> None:
     columns = tuple(Column(name, name.replace("_", " "), 3 if name == "probability" else None) for name in records[0])
     notes = (f"{vectors.skipped} broken images were skipped.",) if vectors.skipped else ()
     _show(Table(f"{len(first)} of {len(vectors):,} in {options.file}", columns, records, (), notes), None, options)
-    written = [str(path) for path in (options.out, options.sheet, options.explore, options.copy) if path]
-    if written and not options.json:
-        _say(f"Written to {', '.join(written)}")
+    if targets and not options.json:
+        _say(f"Written to {', '.join(map(str, targets))}")
 
 
 def scenes(options: argparse.Namespace) -> None:

@@ -19,7 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcpl.checks import DTYPES, check_count, check_finite, check_number, describe, readable, tracing, validating
+from torchcpl.checks import (
+    DTYPES,
+    check_choice,
+    check_count,
+    check_finite,
+    check_number,
+    describe,
+    readable,
+    tracing,
+    validating,
+)
 from torchcpl.potentials import Potentials, check_potentials, picked_mask
 
 
@@ -71,13 +81,17 @@ class Forbid:
 
 @dataclass(frozen=True)
 class Require:
-    """Pick all candidates where ``mask`` (N,) or (B, N) is True before stopping.
+    """Pick all candidates where ``mask`` (N,) or (B, N) is True before stopping, with ``first`` before any other.
 
     Always met together with ``Forbid``, ``Budget`` and length limits, which leave room for what is required. With
     ``Adjacent`` or a callable a hypothesis may reach a dead end and stop early; ``met`` tells.
     """
 
     mask: Any
+    first: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("Require.first", self.first, (True, False))
 
     def met(self, picked: Tensor) -> Tensor:
         """Whether selections ``Selection.mask()`` (..., N) contain all required candidates."""
@@ -170,6 +184,7 @@ class Rules:
         self.given: Tensor | None = None  # (B, 1 or K, m)
         self.available = pot.mask  # (B, N)
         self.required: Tensor | None = None  # (B, N)
+        self.first: Tensor | None = None  # (B, N) those required before any other
         self._adjacent: list[Tensor] = []  # (B or 1, N, N)
         self._budgets: list[tuple[Tensor, Tensor]] = []  # (B, N), (B,)
         self._callables: list[Callable[[History], Tensor]] = []
@@ -179,6 +194,8 @@ class Rules:
             elif isinstance(constraint, Require):
                 required = per_row("Require.mask", constraint.mask, pot, torch.bool)
                 self.required = required if self.required is None else self.required | required
+                if constraint.first:
+                    self.first = required if self.first is None else self.first | required
             elif isinstance(constraint, Adjacent):
                 self._adjacent.append(constraint.matrix(pot))
             elif isinstance(constraint, Budget):
@@ -202,6 +219,7 @@ class Rules:
         new = copy(self)
         new.available = self.available[rows]
         new.required = None if self.required is None else self.required[rows]
+        new.first = None if self.first is None else self.first[rows]
         new._adjacent = [m[rows] if m.shape[0] != 1 else m for m in self._adjacent]
         new._budgets = [(cost[rows], limit[rows]) for cost, limit in self._budgets]
         if isinstance(self.stop_bias, Tensor) and self.stop_bias.dim():
@@ -245,6 +263,9 @@ class Rules:
             # Once only as many picks are left as required ones are missing, only those are allowed.
             slots = self.max_len - history.count  # (B, K)
             allowed = allowed & (missing | (slots > outstanding).unsqueeze(-1))
+        if self.first is not None:
+            waited_for = self.first.unsqueeze(1) & ~history.selected  # (B, K, N)
+            allowed = allowed & (waited_for | ~waited_for.any(-1, keepdim=True))
         owed = (self.min_len - history.count).clamp(min=0) if self.min_len else None  # (B, K) picks up to min_len
         for cost, limit in self._budgets:
             allowed = allowed & _affordable(cost, limit, history.selected, left, missing, owed)

@@ -137,13 +137,17 @@ def _process(
     one = replace(one, stop=rules.biased(one.stop))  # the page has no bias
     stored, bits = _rounded(one)
     forced = torch.zeros_like(one.mask) if rules.required is None else rules.required
-    marks: list[Constraint] = [Forbid(~rules.available), Require(forced)]
+    first = rules.first is not None
+    if rules.first is not None and not torch.equal(rules.first, forced):
+        raise ValueError("constraints: expected all required candidates first, or none, for the page has one rule")
+    marks: list[Constraint] = [Forbid(~rules.available), Require(forced, first)]
     picks, again = (greedy(p, constraints=marks, **options).tolist() for p in (one, stored))
     return {
         **_potentials(stored, bits),
         **options,
         "max_len": rules.max_len,
         "forced": forced[0].nonzero().flatten().tolist(),
+        "first": first,
         "forbidden": (one.mask & ~rules.available)[0].nonzero().flatten().tolist(),
         "rounded": bits and {"bits": bits, "same": picks == again},
         "answers": None if path is None else _paths(stored, path, rules, marks),

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from torchcpl.checkpoints import read_state
 from torchcpl.checks import check_choice, check_count, describe
 from torchcpl.config import TrainConfig, from_toml, override
+from torchcpl.explore import Explorer
 from torchcpl.files import csv_text, extra, read_parquet, track, write_atomic, write_json
 from torchcpl.provenance import run_info
 from torchcpl.tasks.benchmark import Benchmark
@@ -195,14 +196,14 @@ def predict_file(
 
 
 @torch.no_grad()
-def explore_file(predictor: Predictor, path: Path, page: Path) -> None:
-    """Write a page to explore the first example of a file."""
+def explore_file(predictor: Predictor, path: Path) -> Explorer:
+    """A page to explore the first example of a file."""
     benchmark, _, model, knob = predictor.loaded
     examples = benchmark.read_examples(path, predictor.column or benchmark.column, 1)
     found = benchmark.page(model, benchmark.collate(model, examples_of(examples, benchmark.rank)), knob)
     if found is None:
-        raise ValueError(f"{page}: {benchmark.subject.lower()} has no page to explore")
-    found.save(page)
+        raise ValueError(f"explore: {benchmark.subject.lower()} has no page to explore")
+    return found
 
 
 def _read(predictor: Predictor, path: Path, size: int, limit: int | None) -> Iterator[dict[str, NDArray[Any]]]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torchcpl.checks import check_choice, check_count, describe
-from torchcpl.constraints import Constraint, Forbid, History, Rules
+from torchcpl.constraints import Constraint, Forbid, Require, Rules
 from torchcpl.decoding.greedy import greedy
 from torchcpl.encoders.distances import DistanceModel, distances
 from torchcpl.files import track, write_atomic
@@ -200,7 +200,7 @@ class _Picker:
         pot: Potentials = self.model(d, mask)
         pot = replace(pot, unary=pot.unary + bonus.to(pot.unary))
         constraints: list[Constraint] = [Forbid(forbidden)] if bool(forbidden.any()) else []
-        constraints += [_FirstOf(required)] if bool(required.any()) else []
+        constraints += [Require(required, first=True)] if bool(required.any()) else []
         least, most = between
         if self.num_hypotheses == 1:
             if self.exact:
@@ -337,18 +337,6 @@ def assign(x: Any, picks: Any, metric: str = "euclidean", chunk: int = BLOCK) ->
         found = torch.cat([nearest(rows.take(slice(i, i + chunk)), chosen)[1] for i in range(0, len(x), chunk)])
     found[torch.as_tensor(index)] = torch.arange(len(index))  # also where rows are equal
     return found
-
-
-class _FirstOf:
-    """Nothing else, the stop included, before all of ``required`` (B, N) are picked."""
-
-    def __init__(self, required: Tensor) -> None:
-        self.required = required
-
-    def __call__(self, history: History) -> Tensor:
-        missing = self.required.unsqueeze(1) & ~history.selected  # (B, K, N)
-        done = ~missing.any(-1, keepdim=True)
-        return torch.cat([missing | done, done], -1)
 
 
 # ---------------------------------------------------------------------------------------------- the model

@@ -86,7 +86,7 @@ def write_explorer(
     explore(
         pot, path, images or names, labels=names if images else None,
         title=f"{len(vectors)} candidates", min_len=least, max_len=most, stop_threshold=0.5,
-        constraints=[Require(must), Forbid(never)],
+        constraints=[Require(must, first=True), Forbid(never)],
     )  # fmt: skip
 
 

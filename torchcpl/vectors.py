@@ -59,7 +59,8 @@ def read_vectors(
     """The rows of a file or the images of a folder.
 
     ``.npy``: (N, D), mapped from disk. ``.npz``: its only 2-D array, or the one named ``column``, times ``scale`` and
-    plus ``shift`` where these are in it; names from ``ids``. ``.csv``: all columns are numbers but ``id``.
+    plus ``shift`` where these are in it; names from ``ids``. ``.csv``: all columns are numbers but ``id``,
+    between commas, semicolons or tabs.
     ``.parquet``, ``.jsonl``: ``column`` holds the vectors, by default the only one of lists; names from ``id``, or the
     index of pandas. ``weights``, a number a row: a column of one of these three, or a file ``.npy`` of (N,) or (N, 1).
     A folder of images goes through the ResNet-18 whose weights are in ``resnet``; broken ones are skipped and counted,
@@ -147,8 +148,11 @@ def scaled(
 
 
 def _csv(path: Path) -> dict[str, list[Any]]:
+    text = read_text(path)
+    start = text.split("\n", 1)[0]
+    comma = next((mark for mark in ",;\t" if mark in start), ",")
     try:
-        rows = [row for row in csv.reader(io.StringIO(read_text(path), newline="")) if row]
+        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=comma) if row]
     except csv.Error as error:
         raise ValueError(f"{path}: not CSV: {error}") from None
     if not rows:
