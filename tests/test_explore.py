@@ -37,7 +37,8 @@ RULES = """
     const rules = { forced: marks(d.forced), forbidden: marks(d.forbidden), first, most, least };
 """
 RUN = f"""cases => cases.map(d => {{ {RULES}
-    const found = torchcpl.greedy(torchcpl.model(d), rules, d.stop_threshold);
+    const m = torchcpl.model(d), greedy = torchcpl.greedy(m, rules, d.stop_threshold);
+    const found = d.sweeps ? torchcpl.refine(m, rules, greedy, d.sweeps) : greedy;
     return [found.picks, found.logProb, torchcpl.problem(torchcpl.model(d), rules)];
 }})"""
 
@@ -187,9 +188,12 @@ def test_picks_agree_with_greedy(opened: Any) -> None:
         for number in range(2 * CASES):
             n = int(rng.integers(0, 4)) if number % 10 == 0 else int(rng.integers(1, 25))
             pot = potentials(kind, n, rng, live=number % 2 == 1, ties=kind == "dense" and number % 3 == 0)
-            wishes = options(pot, rng)
-            cases.append(data_of(cpl.explore(pot, **wishes)))
+            wishes, sweeps = options(pot, rng), number % 3
+            cases.append(data_of(cpl.explore(pot, sweeps=sweeps, **wishes)))
             sel = cpl.greedy(pot, **wishes)
+            if sweeps:
+                del wishes["stop_threshold"]
+                sel = cpl.refine(pot, sel, sweeps, **wishes)
             expected.append((sel.tolist()[0], float(sel.log_prob)))
     assert len(cases) >= 500
     found = opened(cpl.explore(trees())).page.evaluate(RUN, cases)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcpl.checks import set_validation
 from torchcpl.constraints import Adjacent, Budget, Forbid, History, Require
-from torchcpl.decoding import beam, greedy, sample, stochastic_beam
+from torchcpl.decoding import beam, greedy, refine, sample, stochastic_beam
 from torchcpl.distribution import ContextualPlackettLuce
 from torchcpl.explore import explore
 from torchcpl.functional import log_prob
@@ -63,6 +63,7 @@ __all__ = [
     "log_prob",
     "next_probs",
     "ordered_nll",
+    "refine",
     "sample",
     "select",
     "set_kernels",

@@ -183,11 +183,9 @@ def toy(options: argparse.Namespace) -> None:
 def _targets(source: Path, *paths: Path | None) -> list[Path]:
     """The paths to write to, which must differ from each other and from what is read."""
     found = [path for path in paths if path]
-    taken = {source.resolve()}
-    for path in found:
-        if path.resolve() in taken:
+    for i, path in enumerate(found):
+        if path.resolve() in [other.resolve() for other in (source, *found[:i])]:
             raise ValueError(f"{path}: expected another path to write to, this one is read or written already")
-        taken.add(path.resolve())
     return found
 
 
@@ -235,9 +233,8 @@ def scenes(options: argparse.Namespace) -> None:
     if stored and given:
         raise ValueError(f"--{given[0].replace('scenes_', '')}: {options.source} already has its scenes")
     out = options.out or (None if stored else Path("runs/scenes.npz"))
-    show = options.show
-    if show == Path():  # --show without a file
-        show = (out or Path(options.source)).with_suffix(".png")
+    beside = (out or Path(options.source)).with_suffix(".png")
+    show = beside if options.show == Path() else options.show  # --show without a file
     make_scenes(from_args(PathsConfig, options), out, show, tuple(options.splits), _say, varied=options.varied)
 
 
@@ -411,9 +408,8 @@ def _add_select(verbs: Any) -> None:
     sub.add_argument("--max-size", type=int, help="at most so many picks (default: no limit)")
     said = "distance between the vectors; precomputed: the file is the matrix of distances"
     sub.add_argument("--metric", choices=METRICS, default="euclidean", help=said)
-    said = "must be picked (row numbers where there are no ids)"
-    sub.add_argument("--require", nargs="+", default=(), metavar="ID", help=said)
-    sub.add_argument("--forbid", nargs="+", default=(), metavar="ID", help="must not be picked")
+    for name, said in (("require", "must be picked (row numbers where there are no ids)"), ("forbid", "must not be")):
+        sub.add_argument(f"--{name}", nargs="+", default=(), metavar="ID", help=said)
     sub.add_argument("--weights", metavar="COLUMN|FILE.npy", help="a number per row, added to its logit")
     sub.add_argument("--hypotheses", type=int, default=1, help="distinct answers, likeliest first")
     sub.add_argument("--column", help="the vectors in a .npz, .parquet or .jsonl (default: the only ones)")
@@ -464,8 +460,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{action.help} (default: {words(action.default)})" if shown else str(action.help)
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        names: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
-        return names.get(action.type, action.dest.upper())
+        return {int: "N", float: "X", Path: "FILE"}.get(action.type, action.dest.upper())  # type: ignore[call-overload]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -496,8 +491,7 @@ def _add(verbs: Any, run: Verb, help: str, said: str, epilog: str = "", name: st
 
 def _per_task(verbs: Any, run: Verb, help: str) -> Iterator[Any]:
     """A verb with one sub-command per task: the task's name, benchmark and parser."""
-    title = help[0].upper() + help[1:] + "."
-    parser = verbs.add_parser(run.__name__, help=help, description=title)
+    parser = verbs.add_parser(run.__name__, help=help, description=(title := help[0].upper() + help[1:] + "."))
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True, dest="task")
     for name, benchmark in TASKS.items():
         if run is not ablate or benchmark.variants:
@@ -514,9 +508,8 @@ def _add_output(parser: argparse.ArgumentParser, out: str = "JSON file to write 
 
 
 def _add_methods(parser: argparse.ArgumentParser, benchmark: Benchmark[Any]) -> None:
-    names = tuple(benchmark.names)
-    said = f"without RUN: some of {', '.join(names)} (default: all)"
-    parser.add_argument("--methods", nargs="+", choices=names, metavar="METHOD", help=said)
+    said = f"without RUN: some of {', '.join(benchmark.names)} (default: all)"
+    parser.add_argument("--methods", nargs="+", choices=tuple(benchmark.names), metavar="METHOD", help=said)
 
 
 def _add_config(
@@ -527,8 +520,8 @@ def _add_config(
     group = parser.add_argument_group(title, "options override --recipe or --config")
     base = group.add_mutually_exclusive_group()
     small = "" if only else f" (default without a GPU: {SMALL}, unless options of the model or its training are given)"
-    said = f"settings shipped with torchcpl{small}"
-    base.add_argument("--recipe", choices=tuple(recipes(benchmark.package)), help=said)
+    shipped = tuple(recipes(benchmark.package))
+    base.add_argument("--recipe", choices=shipped, help=f"settings shipped with torchcpl{small}")
     base.add_argument("--config", type=Path, help="settings in a TOML file")
     add_arguments(group, benchmark.config, only)
 
@@ -545,8 +538,8 @@ def _config(benchmark: Benchmark[Any], options: argparse.Namespace, begun: Path 
     elif _small(benchmark, options):
         base = read_recipe(benchmark.config, benchmark.package, SMALL)
         if PAPER in recipes(benchmark.package):
-            hours = f"the paper's settings (--recipe {PAPER}) take hours on a CPU"
-            _say(f"torchcpl: no GPU: using --recipe {SMALL}; {hours}", sys.stderr)
+            said = f"using --recipe {SMALL}; the paper's settings (--recipe {PAPER}) take hours on a CPU"
+            _say(f"torchcpl: no GPU: {said}", sys.stderr)
     return from_args(benchmark.config, options, base)
 
 
@@ -563,8 +556,8 @@ def _refuse_settings(benchmark: Benchmark[Any], options: argparse.Namespace) -> 
     given = [name for name in without if getattr(options, name, None) is not None]
     given += given_options(benchmark.config, options)
     if given:
-        option = {"folder": "runs"}.get(given[0], given[0]).replace("_", "-")
-        raise ValueError(f"--{option}: expected no settings together with RUN, which has its own")
+        name = "runs" if given[0] == "folder" else given[0].replace("_", "-")
+        raise ValueError(f"--{name}: expected no settings together with RUN, which has its own")
 
 
 def _planned(benchmark: Benchmark[Any], options: argparse.Namespace, folder: Path) -> list[Path]:

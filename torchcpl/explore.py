@@ -72,6 +72,7 @@ def explore(
     min_len: int = 0,
     stop_bias: float = 0.0,
     stop_threshold: float | None = None,
+    sweeps: int = 0,
     constraints: Sequence[Constraint] = (),
 ) -> Explorer:
     """One row of ``pot`` as a page to explore; written to ``path`` if one is given.
@@ -80,8 +81,8 @@ def explore(
     floats in [0, 1], or as ``pathlib.Path`` of files; or an array (N, 2) of points, drawn on ``background``, an image
     in whose pixels they are given, and with ``connect`` joined in the order picked. ``labels`` are N captions.
 
-    The other options are those of :func:`torchcpl.greedy` and what the page starts with; of the constraints it knows
-    ``Forbid`` and ``Require``.
+    The other options are those of :func:`torchcpl.greedy` and what the page starts with, and how many ``sweeps`` of
+    :func:`torchcpl.refine` follow; of the constraints it knows ``Forbid`` and ``Require``.
 
     >>> pot = Potentials(torch.zeros(1, 2), torch.zeros(1), Dense(torch.zeros(1, 2, 2)))
     >>> page = explore(pot, items=["one", "two"])
@@ -91,6 +92,7 @@ def explore(
     if row >= len(pot):
         raise ValueError(f"row: expected one of the {len(pot)} rows of pot, got {row}")
     check_choice("connect", connect, (True, False))
+    check_count("sweeps", sweeps, 0)
     if not isinstance(title, str):
         raise ValueError(f"title: expected a string, got {describe(title)}")
     mask = pot.mask[row].tolist()
@@ -104,6 +106,7 @@ def explore(
         "title": title,
         **_process(pot, row, stop_bias, constraints, options, shown if connect else None),
         "connect": connect,
+        "sweeps": sweeps,
         "items": shown,
         "labels": labels,
     }

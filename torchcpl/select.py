@@ -22,6 +22,7 @@ from torch import Tensor
 from torchcpl.checks import check_choice, check_count, describe
 from torchcpl.constraints import Constraint, Forbid, Require, Rules
 from torchcpl.decoding.greedy import greedy
+from torchcpl.decoding.refine import refine
 from torchcpl.encoders.distances import DistanceModel, distances
 from torchcpl.files import track, write_atomic
 from torchcpl.functional import prefix_log_probs, trimmed
@@ -203,9 +204,12 @@ class _Picker:
         constraints += [Require(required, first=True)] if bool(required.any()) else []
         least, most = between
         if self.num_hypotheses == 1:
-            if self.exact:
-                return greedy(pot, most, min_len=least, constraints=constraints)
-            return greedy_to_median(pot, most, least, constraints)
+            found = (
+                greedy(pot, most, min_len=least, constraints=constraints)
+                if self.exact
+                else greedy_to_median(pot, most, least, constraints)
+            )
+            return refine(pot, found, max_len=most, min_len=least, constraints=constraints)
 
         def apart(picks: Tensor) -> Tensor:
             """(B, K, K) the difference of answers (B, K, T) in the rows' distances to them, relative to their mean."""

@@ -85,7 +85,7 @@ def write_explorer(
     images = None if vectors.files is None else [read_image(file, 96) for file in vectors.files]
     explore(
         pot, path, images or names, labels=names if images else None,
-        title=f"{len(vectors)} candidates", min_len=least, max_len=most, stop_threshold=0.5,
+        title=f"{len(vectors)} candidates", min_len=least, max_len=most, stop_threshold=0.5, sweeps=1,
         constraints=[Require(must, first=True), Forbid(never)],
     )  # fmt: skip
 
