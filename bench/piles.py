@@ -137,7 +137,7 @@ class FoldsTask(PilesTask):
         folds = Folds(self.config, self.names)
         if self.init:
             for name, one in zip(self.names, folds.models, strict=True):
-                before = load_model(self.init / f"{name}.safetensors")[0].state_dict()
+                before = load_model(begun(self.init, name))[0].state_dict()
                 one.get_submodule("net").load_state_dict(before)
         return folds
 
@@ -173,6 +173,15 @@ class FoldsTask(PilesTask):
 
 def left_out_of(name: str) -> list[str]:
     return [] if name == "general" else name.split("+")
+
+
+def begun(folder: Path, name: str) -> Path:
+    """The model in ``folder`` that has seen most of what ``name`` may see, and nothing else."""
+    found = {path: set(left_out_of(path.stem)) for path in sorted(folder.glob("*.safetensors"))}
+    fitting = [path for path, out in found.items() if out >= set(left_out_of(name))]
+    if not fitting:
+        raise SystemExit(f"--init: expected a model in {folder} that never saw {', '.join(left_out_of(name))}")
+    return min(fitting, key=lambda path: len(found[path]))
 
 
 def train(options: argparse.Namespace, plain: bool) -> None:
