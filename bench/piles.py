@@ -5,7 +5,8 @@
     python -m bench.piles --source FOLDER --out OUT [MORE ...] --summary results/piles.json --weights FILE.safetensors
 
 Every set is tested by a model that never saw it: five folds leave out one or two unlike sets each, the sixth model,
-``general``, is that of the package. All are trained at once, on the same bags, each on those that it may see.
+``general``, is that of the package (a summary without it takes the weights there are). All are trained at once, on the
+same bags, each on those that it may see.
 
 A model is too sure of itself on a kind of data it never saw. Its stop is calibrated on the sets left out: for each on
 the eight others, for the model of the package on all nine; and as much on piles of well separated groups, whose number
@@ -39,7 +40,7 @@ from torchcpl.files import write_json
 from torchcpl.interactions import DenseCoverage
 from torchcpl.metrics import cluster_scores
 from torchcpl.provenance import run_info
-from torchcpl.select import load_model, median_length, save_model
+from torchcpl.select import SHIPPED, load_model, median_length, save_model
 from torchcpl.tasks.piles.data import MOST_GROUPS, Bags, digits, fixed_bags, load_sets, wide_vectors
 from torchcpl.tasks.piles.task import (
     Ahead,
@@ -244,13 +245,12 @@ def summary(options: argparse.Namespace) -> dict[str, Any]:
     sets = load_sets(options.source)
     training = [(folder, json.loads((folder / "training.json").read_text())) for folder in options.out]
     nets = {name: load_model(folder / f"{name}.safetensors")[0] for folder, one in training for name in one["models"]}
+    nets.setdefault("general", load_model(SHIPPED)[0])
     for net in nets.values():
         net.calibration.copy_(torch.tensor((1.0, 0.0, 0.0)))
     fold = {one: name for name in nets for one in left_out_of(name)}
-    if "general" not in nets or len(fold) < 2:
-        raise SystemExit(
-            "--out: expected folders with general and with models that leave sets out, to choose the calibration by"
-        )
+    if len(fold) < 2:
+        raise SystemExit("--out: expected folders with models that leave sets out, to choose the calibration by")
     left_out = {name: (nets[fold[name]], sets[name].whole) for name in sorted(fold)}
     split = {
         f"{name}, unseen": one.whole.classes(one.unseen)

@@ -24,6 +24,7 @@ from torchcpl.predict import load
 from torchcpl.tasks.piles.data import (
     OVERLAP,
     Mixture,
+    cloud,
     digits,
     draw_rows,
     fixed_bags,
@@ -176,6 +177,19 @@ def test_components_that_a_chain_of_overlaps_connects_are_one() -> None:
         assert 1 < len(groups) < len(set(given) - {-1})
         expected = {label: min(group) for group in groups for label in group}
         assert one == [expected.get(label, -1) for label in given]
+
+
+def test_a_cloud_keeps_mean_and_covariance_of_the_real_items_and_is_one_group() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.tensor([3.0, 1.0, 0.2])
+    x = torch.randn(40, 60, 3, generator=generator) * scale + 5
+    labels = torch.randint(4, (40, 60), generator=generator)
+    labels[:, 50:] = -1
+    x[:, 50:] = 1e6  # padding, of which nothing may be seen
+    found, one = cloud(x, labels, generator)
+    assert torch.equal(one, torch.where(labels >= 0, 0, -1))
+    torch.testing.assert_close(found.mean((0, 1)), torch.full((3,), 5.0), atol=0.2, rtol=0)
+    torch.testing.assert_close(found.std(1).mean(0), x[:, :50].std(1).mean(0), atol=0, rtol=0.05)
 
 
 def test_training_batches_depend_on_seed_and_step_alone() -> None:

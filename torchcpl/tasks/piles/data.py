@@ -267,6 +267,18 @@ def altered(x: Tensor, mask: Tensor, rng: np.random.Generator, generator: torch.
     return x
 
 
+def cloud(x: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """One normal cloud (B, N, D) with the mean and covariance of each bag's vectors, and labels that say so.
+
+    It has no groups, but the spectrum of a bag that does: what is left to tell them apart by is who is near to whom.
+    """
+    real = (labels >= 0).unsqueeze(-1)
+    count = real.sum(1, keepdim=True).clamp(min=1)
+    mean = (x * real).sum(1, keepdim=True) / count
+    mixing = torch.randn(len(x), x.shape[1], x.shape[1], generator=generator, device=x.device) / count.sqrt()
+    return mean + mixing @ ((x - mean) * real), labels.clamp(max=0)
+
+
 def clouds(labels: Tensor, rng: np.random.Generator, generator: torch.Generator, clear: bool) -> tuple[Tensor, Tensor]:
     """Vectors (B, N, D) of clouds centred at random in a cube, one for each label; those that overlap get one label.
 
@@ -389,10 +401,12 @@ class Mixture:
     """Training bags of real and synthetic datasets; batch ``step`` is a function of ``(seed, step)`` alone."""
 
     def __init__(
-        self, sets: list[Rows], seed: int, device: torch.device, group: int, synthetic: float, varied: float = 1.0
-    ) -> None:
+        self, sets: list[Rows], seed: int, device: torch.device, group: int, synthetic: float, varied: float = 1.0,
+        ungrouped: float = 0.0,
+    ) -> None:  # fmt: skip
         self.sets, self.seed, self.device = [source_of(rows.to(device)) for rows in sets], seed, device
         self.group, self.synthetic, self.varied = group, synthetic if sets else 1.0, varied
+        self.ungrouped = ungrouped
         self.generator = torch.Generator(device)
 
     @torch.no_grad()
@@ -418,7 +432,9 @@ class Mixture:
             x, labels = self._real([self.sets[i] for i in chosen], batch, items, compose, rng)
             for i in chosen:
                 drawn[:, i] = True
-        if rng.random() < 0.4 * self.varied:
+        if rng.random() < self.ungrouped:
+            x, labels = cloud(x, labels, self.generator)
+        elif rng.random() < 0.4 * self.varied:
             x = contrast(x, labels, most_classes(items), self.generator)
         d = distances(x, "cosine" if rng.random() < 0.35 else "euclidean")
         if rng.random() < 0.12:  # another metric

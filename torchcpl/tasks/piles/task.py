@@ -62,6 +62,7 @@ class PilesConfig(TrainConfig):
     varied: float = option(1.0, "how often real sets are recoloured, paired and their classes pulled apart", low=0.0)
     wide: float = option(0.0, "share of real bags whose composition is not the benchmark's", low=0.0, high=1.0)
     wide_made_up: float = option(0.1, "the same of made-up bags", low=0.0, high=1.0)
+    ungrouped: float = option(0.1, "share of bags made one cloud of the same covariance", low=0.0, high=1.0)
     group: int = option(16, "bags of a batch that share a source", low=1)
     permutations: int = option(2, "random orders of each target", low=1)
     pair_weight: float = option(1.0, "weight of telling whether two items are of one class", low=0.0)
@@ -227,7 +228,7 @@ class PilesTask:
         trained = {name: one for name, one in sets.items() if name not in config.leave_out}
         self.mixture = Mixture(
             [one.train.classes(one.seen) for one in trained.values()],
-            config.seed, self.device, config.group, config.synthetic, config.varied,
+            config.seed, self.device, config.group, config.synthetic, config.varied, config.ungrouped,
         )  # fmt: skip
         self.ahead = Ahead(self.draw)
         count = config.validation_bags
