@@ -264,6 +264,9 @@ def test_a_short_training_and_sets_left_out(tmp_path: Path) -> None:
         PilesTask(PilesConfig(source=str(tmp_path), leave_out=("c",)))
     with pytest.raises(ValueError, match="labelled vectors"):
         PilesTask(PilesConfig(source=str(tmp_path / "run")))
+    (tmp_path / "run" / "torn.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:500])
+    with pytest.raises(ValueError, match=r"torn.npz: not a readable .npz"):
+        PilesTask(PilesConfig(source=str(tmp_path / "run")))
 
 
 def test_digits_are_tested_on_bags_of_the_protocol() -> None:

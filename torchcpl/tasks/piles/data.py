@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcpl.encoders.distances import distances
+from torchcpl.files import read_npz
 from torchcpl.tasks.base import Examples
 
-MOST, MOST_GROUPS = 40, 100  # classes in a bag of up to 160 items, and in any
+MOST, MOST_GROUPS = 40, 100  # most classes in a bag of up to 160 items, and in a larger one
 PRIMES = (10007, 10037, 10061, 10079, 10093, 10111, 10133, 10151, 10169, 10181, 10211, 10243)
 OVERLAP = 2.5  # standard deviations between the centres of two components on a plane that count as one
 FEWEST = 12  # members of a class in a bag, before it is cut
@@ -79,24 +80,24 @@ def load_sets(folder: str | Path) -> dict[str, LabelledSet]:
     """Every ``.npz`` below ``folder`` with ``train``, ``train_labels``, ``test`` and ``test_labels``, by name."""
     found = {}
     for path in sorted(Path(folder).rglob("*.npz")):
-        with np.load(path, allow_pickle=False) as file:
-            if not {"train", "train_labels", "test", "test_labels"} <= set(file.files):
-                continue
-            name = path.parent.name.split("-")[0] if path.stem == "features" else path.stem
-            scale, shift = (
-                torch.from_numpy(file[key].astype(np.float32)) if key in file.files else torch.tensor(default)
-                for key, default in (("scale", 1.0), ("shift", 0.0))
-            )
-            labels = {part: file[f"{part}_labels"].astype(np.int64) for part in ("train", "test")}
-            classes = 1 + int(max(part.max() for part in labels.values()))
-            order = np.random.RandomState(0).permutation(classes)
-            cut = round(0.7 * classes) if classes >= SPLIT_FROM else classes
-            train, test = (rows_of(file[part], labels[part], classes, scale, shift) for part in ("train", "test"))
-            whole = test
-            if float(test.count.float().median()) < FEWEST and cut < classes:
-                both = (np.concatenate([file[part] for part in labels]), np.concatenate([*labels.values()]))
-                whole = rows_of(*both, classes, scale, shift)
-            found[name] = LabelledSet(name, train, test, whole, order[:cut], order[cut:] if cut < classes else order)
+        file = read_npz(path)
+        if not {"train", "train_labels", "test", "test_labels"} <= file.keys():
+            continue
+        name = path.parent.name.split("-")[0] if path.stem == "features" else path.stem
+        scale, shift = (
+            torch.from_numpy(np.asarray(file.get(key, default), np.float32))
+            for key, default in (("scale", 1.0), ("shift", 0.0))
+        )
+        labels = {part: file[f"{part}_labels"].astype(np.int64) for part in ("train", "test")}
+        classes = 1 + int(max(part.max() for part in labels.values()))
+        order = np.random.RandomState(0).permutation(classes)
+        cut = round(0.7 * classes) if classes >= SPLIT_FROM else classes
+        train, test = (rows_of(file[part], labels[part], classes, scale, shift) for part in ("train", "test"))
+        whole = test
+        if float(test.count.float().median()) < FEWEST and cut < classes:
+            both = (np.concatenate([file[part] for part in labels]), np.concatenate([*labels.values()]))
+            whole = rows_of(*both, classes, scale, shift)
+        found[name] = LabelledSet(name, train, test, whole, order[:cut], order[cut:] if cut < classes else order)
     if not found:
         raise ValueError(f"source: expected a folder with .npz files of labelled vectors, got {str(folder)!r}")
     return found
@@ -124,7 +125,7 @@ class Bags(Examples):
 
 
 class Dice:
-    """Random numbers for a group of bags: tensors on the device, and single numbers that the host knows at once."""
+    """Random numbers for a group of bags: tensors on the device, and single numbers on the host, without waiting."""
 
     def __init__(self, generator: torch.Generator, rng: np.random.Generator) -> None:
         self.generator, self.rng = generator, rng
@@ -150,14 +151,14 @@ class Dice:
 
 
 def most_classes(items: int) -> int:
-    """In a bag of at most ``items``."""
+    """The most classes in a bag of at most ``items``."""
     return MOST if items <= 160 else MOST_GROUPS
 
 
 def protocol_labels(batch: int, items: int, classes: int, generator: torch.Generator) -> Tensor:
-    """(B, items) the benchmark's: 3–10 classes of 12–40 members, cut at random to ``items``, −1 for none.
+    """Labels (B, items) of the benchmark's protocol: 3–10 classes of 12–40 members, cut at random to ``items``.
 
-    With more than 160 items up to as many times more classes.
+    With n times 160 items up to 10·n classes. −1 where there is no item.
     """
     device = generator.device
     most = min(10 * max(1, items // 160), classes)
@@ -174,7 +175,7 @@ def protocol_labels(batch: int, items: int, classes: int, generator: torch.Gener
 
 
 def wide_labels(batch: int, items: int, classes: int, generator: torch.Generator) -> Tensor:
-    """(B, items) anything: 1–40 classes (100 in a large bag), from equal to very unequal, 1 to ``items`` members."""
+    """Labels (B, items) of any composition: 1–40 classes (100 in a large bag), of equal or very unequal sizes."""
     device = generator.device
 
     def uniform(*shape: int) -> Tensor:
@@ -196,7 +197,10 @@ def wide_labels(batch: int, items: int, classes: int, generator: torch.Generator
 
 
 def draw_rows(rows: Rows, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Vectors (B, N, D) of random members, none twice, of a random class a label; labels, −1 where it ran out."""
+    """Vectors (B, N, D) of random members of a random class for each label, none twice.
+
+    And the labels, −1 where a class has fewer members than items ask for.
+    """
     batch = len(labels)
     device = labels.device
     chosen = torch.rand(batch, len(rows), generator=generator, device=device).argsort(1)  # (B, C)
@@ -396,7 +400,7 @@ class Mixture:
 
     @torch.no_grad()
     def bags(self, step: int, batch: int, items: int, wide: tuple[float, float]) -> Bags:
-        """``batch`` bags of at most ``items``; shares ``wide`` of the real and the made-up groups: any composition."""
+        """``batch`` bags of at most ``items``; ``wide``: the shares of real and of made-up groups by `wide_labels`."""
         self.generator.manual_seed(self.seed * 1_000_003 + step)
         dice = Dice(self.generator, np.random.default_rng([self.seed, step]))
         parts = [self._group(min(self.group, batch - i), items, wide, dice) for i in range(0, batch, self.group)]
@@ -449,13 +453,13 @@ def fixed_vectors(rows: Rows, count: int, items: int = 160, seed: int = 1) -> tu
 
 @torch.no_grad()
 def wide_vectors(rows: Rows, count: int, items: int, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """The same of any composition, of at most 40 classes."""
+    """The same of any composition (`wide_labels`), at most 40 classes."""
     generator = torch.Generator().manual_seed(seed)
     labels = wide_labels(count, items, min(MOST, len(rows)), generator)
     return draw_rows(rows, labels, generator)
 
 
 def fixed_bags(rows: Rows, count: int, items: int = 160, seed: int = 1) -> Bags:
-    """Their distances."""
+    """The bags of `fixed_vectors`, as distances."""
     x, labels = fixed_vectors(rows, count, items, seed)
     return Bags(distances(x), labels)

@@ -36,7 +36,7 @@ from torchcpl.train import device_of
 
 METHODS = {"cpl": "CPL"}
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
-OWN_STEPS = 30  # of the model's own picks
+OWN_STEPS = 30  # picks of the model itself that the loss follows
 LARGE_EVERY = 3  # steps, of which one has large bags
 MOST_PICKS = 30  # in validation, of bags of at most ten classes
 SHIFTS = tuple(round(-1.5 + 0.1 * i, 1) for i in range(31))  # of the stop's logit, to choose from
@@ -44,7 +44,7 @@ SHIFTS = tuple(round(-1.5 + 0.1 * i, 1) for i in range(31))  # of the stop's log
 
 @dataclass(frozen=True, kw_only=True)
 class PilesConfig(TrainConfig):
-    """A selector for vectors of any kind."""
+    """The training of a selector for vectors of any kind."""
 
     method: str = option("cpl", "how subsets are selected", choices=METHODS)
     kind: str = option("coverage", "interaction", choices=("coverage",))
@@ -341,5 +341,5 @@ def count_classes(labels: Tensor) -> Tensor:
 
 
 def mean(scores: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Over the sets."""
+    """The mean over the sets."""
     return {key: sum(row[key] for row in scores.values()) / len(scores) for key in COLUMNS}
