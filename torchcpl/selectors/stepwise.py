@@ -17,7 +17,7 @@ from torchcpl.losses import ordered_nll, subset_nll
 from torchcpl.potentials import Potentials, Selection
 from torchcpl.selectors.base import Method
 
-STOP_RULES = {"argmax": "stop_bias", "threshold": "stop_threshold"}  # and what `greedy` takes the knob as
+STOP_RULES = {"argmax": "stop_bias", "threshold": "stop_threshold"}  # each with the option of `greedy` it tunes
 
 
 def stop_log_odds(logits: Tensor) -> Tensor:
