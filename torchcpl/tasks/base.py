@@ -64,10 +64,6 @@ class BenchmarkTask(Task, Protocol):
     def reported(self) -> Sized:
         """The examples that the tables report on."""
 
-    @property
-    def chosen_on(self) -> Sized:
-        """The examples that the checkpoint is chosen on: the reported ones, or held-out ones."""
-
     def build(self) -> Any:
         """An untrained `SelectionModel`, on the pretrained weights that the configuration names."""
 
