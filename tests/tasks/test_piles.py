@@ -264,9 +264,26 @@ def test_a_short_training_and_sets_left_out(tmp_path: Path) -> None:
         PilesTask(PilesConfig(source=str(tmp_path), leave_out=("c",)))
     with pytest.raises(ValueError, match="labelled vectors"):
         PilesTask(PilesConfig(source=str(tmp_path / "run")))
-    (tmp_path / "run" / "torn.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:500])
-    with pytest.raises(ValueError, match=r"torn.npz: not a readable .npz"):
-        PilesTask(PilesConfig(source=str(tmp_path / "run")))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"train_labels": np.zeros(7, int)}, {"test": np.zeros((8, 3), np.float32)}, {"test_labels": -np.ones(8, int)},
+        {"train": np.zeros(8)}, {"test_labels": np.array(list("abcdefgh"))},
+    ],
+)  # fmt: skip
+def test_files_that_do_not_fit_are_named(tmp_path: Path, bad: dict[str, np.ndarray]) -> None:
+    good = {"train": np.zeros((8, 2), np.float32), "test": np.zeros((8, 2), np.float32)}
+    good |= {"train_labels": np.arange(8), "test_labels": np.arange(8)}
+    np.savez(tmp_path / "some.npz", **good)
+    assert list(load_sets(tmp_path)) == ["some"]
+    np.savez(tmp_path / "some.npz", **good | bad)
+    with pytest.raises(ValueError, match=r"some.npz: (train|test): expected numbers \(M, D\)"):
+        load_sets(tmp_path)
+    (tmp_path / "some.npz").write_bytes((tmp_path / "some.npz").read_bytes()[:300])
+    with pytest.raises(ValueError, match=r"some.npz: not a readable .npz"):
+        load_sets(tmp_path)
 
 
 def test_digits_are_tested_on_bags_of_the_protocol() -> None:

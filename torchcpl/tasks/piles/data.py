@@ -83,6 +83,12 @@ def load_sets(folder: str | Path) -> dict[str, LabelledSet]:
         file = read_npz(path)
         if not {"train", "train_labels", "test", "test_labels"} <= file.keys():
             continue
+        for part in ("train", "test"):
+            x, y = file[part], file[f"{part}_labels"]
+            matrix = x.ndim == 2 and x.size and x.dtype.kind in "fiu" and x.shape[1] == file["train"].shape[-1]
+            if not (matrix and y.shape == x.shape[:1] and y.dtype.kind in "iu" and y.min() >= 0):
+                got = f"{x.shape} {x.dtype} and {y.shape} {y.dtype}"
+                raise ValueError(f"{path}: {part}: expected numbers (M, D) and their classes (M,) from 0 on, got {got}")
         name = path.parent.name.split("-")[0] if path.stem == "features" else path.stem
         scale, shift = (
             torch.from_numpy(np.asarray(file.get(key, default), np.float32))
