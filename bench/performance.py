@@ -8,12 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from bench.claims import Row, find, ratio
 from torchcpl.files import read_json, write_atomic
-from torchcpl.plots.style import INK, PALETTE, STYLE, WIDTH, render
+from torchcpl.plots.style import INK, PALETTE, WIDTH, new_figure, render, styled
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
@@ -245,6 +244,7 @@ def earlier(rows: list[Row]) -> list[str]:
 # Figures
 
 
+@styled
 def bars(rows: list[Row], title: str) -> Figure:
     """Every panel one work at one size, a bar a variant, what the library runs by itself in blue."""
     panels: list[tuple[str, list[Row]]] = []
@@ -260,29 +260,28 @@ def bars(rows: list[Row], title: str) -> Figure:
         (batch, n, steps, hidden), best = max(groups.items(), key=lambda group: (len(group[1]), -group[0][0]))
         width = f", h = {hidden}" if hidden else ""
         panels.append((f"{name}: batch {batch:,}, {steps} of {n:,}{width}", best))
-    with mpl.rc_context(STYLE):
-        heights = [len(found) for _, found in panels]
-        figure = Figure(figsize=(WIDTH, 0.2 * sum(heights) + 0.6 * len(panels) + 0.3), layout="constrained")
-        axes = figure.subplots(len(panels), 1, height_ratios=heights, squeeze=False)[:, 0]
-        for axis, (name, found) in zip(axes, panels, strict=True):
-            ordered = sorted(found, key=lambda row: -row["ms"])
-            slowest, fastest = ordered[0]["ms"], ordered[-1]["ms"]
-            wide = slowest > 20 * fastest  # then only a logarithmic scale shows both
-            ours = ("kernel", "NumPy", "fused", "cpl", found[0]["variant"] if "nll" in found[0]["work"] else "cpl")
-            colors = [PALETTE[0] if row["variant"].startswith(ours) else PALETTE[3] for row in ordered]
-            axis.barh([row["variant"] for row in ordered], [row["ms"] for row in ordered], color=colors, height=0.72)
-            for place, row in enumerate(ordered):
-                axis.annotate(
-                    f"{number(row['ms'])} ms", (row["ms"], place), (3, 0), textcoords="offset points", va="center",
-                    fontsize=7, color=INK,
-                )  # fmt: skip
-            if wide:
-                axis.set_xscale("log")
-            axis.set_xlim(fastest / 2.5 if wide else 0, slowest * (4 if wide else 1.15))
-            axis.set_title(name, loc="left")
-            axis.tick_params(axis="y", length=0)
-            axis.grid(axis="x")
-        figure.suptitle(title, x=0.01, ha="left", fontsize=9)
+    heights = [len(found) for _, found in panels]
+    tall = 0.2 * sum(heights) + 0.6 * len(panels) + 0.3
+    figure, axes = new_figure(WIDTH, tall, len(panels), height_ratios=heights, squeeze=False)
+    for axis, (name, found) in zip(axes[:, 0], panels, strict=True):
+        ordered = sorted(found, key=lambda row: -row["ms"])
+        slowest, fastest = ordered[0]["ms"], ordered[-1]["ms"]
+        wide = slowest > 20 * fastest  # then only a logarithmic scale shows both
+        ours = ("kernel", "NumPy", "fused", "cpl", found[0]["variant"] if "nll" in found[0]["work"] else "cpl")
+        colors = [PALETTE[0] if row["variant"].startswith(ours) else PALETTE[3] for row in ordered]
+        axis.barh([row["variant"] for row in ordered], [row["ms"] for row in ordered], color=colors, height=0.72)
+        for place, row in enumerate(ordered):
+            axis.annotate(
+                f"{number(row['ms'])} ms", (row["ms"], place), (3, 0), textcoords="offset points", va="center",
+                fontsize=7, color=INK,
+            )  # fmt: skip
+        if wide:
+            axis.set_xscale("log")
+        axis.set_xlim(fastest / 2.5 if wide else 0, slowest * (4 if wide else 1.15))
+        axis.set_title(name, loc="left")
+        axis.tick_params(axis="y", length=0)
+        axis.grid(axis="x")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=9)
     return figure
 
 

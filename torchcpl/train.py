@@ -264,7 +264,7 @@ class _Loop:
         """``_update``, by the captured graph of such batches where there is one: one launch instead of hundreds."""
         if not self.capture:
             return self._update(batch)
-        given = dict(leaves(batch))
+        given = leaves(batch)
         kind = _signature(given)
         if kind not in self.captured:
             self.runs[kind] += 1

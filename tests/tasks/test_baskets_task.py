@@ -178,6 +178,14 @@ def test_figures(baskets: Baskets) -> None:
     assert all(1 >= p >= 0 for step in choices for _, p in step)
 
 
+def test_the_basket_of_a_shop_with_fewer_items_than_are_shown_grows_to_all_of_them() -> None:
+    names = ["a", "b", "c"]
+    task, model = model_of(Baskets("kiosk", names, *(draw(40, seed, 3) for seed in range(3))), "cpl")
+    added, choices = growth(model, task, names)  # type: ignore[arg-type]
+    assert sorted(added) == names
+    assert [len(step) for step in choices] == [4, 4, 4]  # the three and the stop
+
+
 def test_from_files_to_a_table(
     baskets: Baskets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

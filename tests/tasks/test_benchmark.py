@@ -53,7 +53,7 @@ class LargestTask:
 
     def __init__(self, config: LargestConfig) -> None:
         self.config, self.device = config, device_of(config)
-        self.reported = self.chosen_on = self.batch(-1)[0]
+        self.reported = self.batch(-1)[0]
 
     def build(self) -> LargestModel:
         return LargestModel(self.config)

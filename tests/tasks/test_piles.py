@@ -23,6 +23,7 @@ from torchcpl.potentials import Potentials
 from torchcpl.predict import load
 from torchcpl.tasks.piles.data import (
     OVERLAP,
+    Dice,
     Mixture,
     cloud,
     digits,
@@ -186,7 +187,7 @@ def test_a_cloud_keeps_mean_and_covariance_of_the_real_items_and_is_one_group() 
     labels = torch.randint(4, (40, 60), generator=generator)
     labels[:, 50:] = -1
     x[:, 50:] = 1e6  # padding, of which nothing may be seen
-    found, one = cloud(x, labels, generator)
+    found, one = cloud(x, labels, Dice(generator, np.random.default_rng(0)))
     assert torch.equal(one, torch.where(labels >= 0, 0, -1))
     torch.testing.assert_close(found.mean((0, 1)), torch.full((3,), 5.0), atol=0.2, rtol=0)
     torch.testing.assert_close(found.std(1).mean(0), x[:, :50].std(1).mean(0), atol=0, rtol=0.05)
@@ -278,6 +279,26 @@ def test_a_short_training_and_sets_left_out(tmp_path: Path) -> None:
         PilesTask(PilesConfig(source=str(tmp_path), leave_out=("c",)))
     with pytest.raises(ValueError, match="labelled vectors"):
         PilesTask(PilesConfig(source=str(tmp_path / "run")))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"train_labels": np.zeros(7, int)}, {"test": np.zeros((8, 3), np.float32)}, {"test_labels": -np.ones(8, int)},
+        {"train": np.zeros(8)}, {"test_labels": np.array(list("abcdefgh"))},
+    ],
+)  # fmt: skip
+def test_files_that_do_not_fit_are_named(tmp_path: Path, bad: dict[str, np.ndarray]) -> None:
+    good = {"train": np.zeros((8, 2), np.float32), "test": np.zeros((8, 2), np.float32)}
+    good |= {"train_labels": np.arange(8), "test_labels": np.arange(8)}
+    np.savez(tmp_path / "some.npz", **good)
+    assert list(load_sets(tmp_path)) == ["some"]
+    np.savez(tmp_path / "some.npz", **good | bad)
+    with pytest.raises(ValueError, match=r"some.npz: (train|test): expected numbers \(M, D\)"):
+        load_sets(tmp_path)
+    (tmp_path / "some.npz").write_bytes((tmp_path / "some.npz").read_bytes()[:300])
+    with pytest.raises(ValueError, match=r"some.npz: not a readable .npz"):
+        load_sets(tmp_path)
 
 
 def test_digits_are_tested_on_bags_of_the_protocol() -> None:

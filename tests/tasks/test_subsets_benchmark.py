@@ -26,7 +26,8 @@ from torchcpl.tasks.figures import steps_of
 from torchcpl.tasks.runs import Run
 from torchcpl.tasks.subsets import figures
 from torchcpl.tasks.subsets.benchmark import PUBLISHED, SubsetsBenchmark
-from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel
+from torchcpl.tasks.subsets.data import Features
+from torchcpl.tasks.subsets.task import SubsetsConfig, SubsetsModel, SubsetsTask
 from torchcpl.train import fit
 
 BENCHMARK = SubsetsBenchmark()
@@ -385,6 +386,16 @@ def test_the_bags_shown_are_one_that_is_solved_and_one_that_is_not(folder: Path)
     assert {int((bag.target >= 0).sum()) for bag in (solved, failed)} == {figures.CLUSTERS}
     (panel,) = (panel for panel in figures.bag_panels(task, model, None) if "-failed" in panel.name)
     assert panel.title.endswith("a bag that is not solved")  # by a model trained for two epochs
+
+
+@pytest.mark.parametrize(("width", "items"), [(1, 24), (4, 1)])
+def test_one_feature_or_one_item_is_not_embedded_in_a_plane(width: int, items: int) -> None:
+    labels = torch.arange(60) % 5
+    features = Features(torch.randn(60, width), labels, torch.randn(60, width), labels, tuple("abcde"))
+    task = SubsetsTask(override(TINY, held_out=0.0, max_items=items), features)
+    panels = figures.bag_panels(task, task.build().eval(), None)
+    assert "embedding" not in [panel.name for panel in panels]
+    assert panels[-1].name == "interaction"
 
 
 def test_the_star_is_the_tables_value(folder: Path, table: Table) -> None:

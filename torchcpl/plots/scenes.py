@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from torchcpl.files import extra
-from torchcpl.plots.style import FAINT, INK, STYLE, WIDTH, Array, new_figure, styled
+from torchcpl.plots.style import FAINT, INK, WIDTH, Array, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,28 +76,26 @@ def decoding_steps(decoding: Decoding, steps: Sequence[int]) -> Figure:
     return figure
 
 
+@styled
 def animation(decoding: Decoding, seconds: float = 0.22, pause: float = 2.5) -> bytes:
     """The decoding as a GIF: one frame per pick, ``seconds`` each, the last one ``pause``."""
-    with extra():
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from PIL import Image
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from PIL import Image  # which matplotlib needs too
 
-    with matplotlib.rc_context(STYLE):
-        figure, (left, right) = new_figure(6.4, 2.8, 1, 2)
-        canvas = FigureCanvasAgg(figure)
-        views = [_View(left, decoding, "probabilities"), _View(right, decoding, "added")]
+    figure, (left, right) = new_figure(6.4, 2.8, 1, 2)
+    canvas = FigureCanvasAgg(figure)
+    views = [_View(left, decoding, "probabilities"), _View(right, decoding, "added")]
+    for view in views:
+        view.scale(figure, [view.axes])
+    title = left.set_title(_picks(0), loc="left", pad=4)
+    frames = []
+    for step in range(len(decoding.points) + 1):
         for view in views:
-            view.scale(figure, [view.axes])
-        title = views[0].axes.set_title(_picks(0), loc="left", pad=4)
-        frames = []
-        for step in range(len(decoding.points) + 1):
-            for view in views:
-                view.show(step)
-            title.set_text(_picks(step))
-            canvas.draw()
-            figure.set_layout_engine("none")  # laid out once, for the first frame
-            frames.append(np.asarray(canvas.buffer_rgba())[..., :3].copy())
+            view.show(step)
+        title.set_text(_picks(step))
+        canvas.draw()
+        figure.set_layout_engine("none")  # laid out once, for the first frame
+        frames.append(np.asarray(canvas.buffer_rgba())[..., :3].copy())
     # One palette for all frames and no dithering, so that unchanged pixels compress.
     strip = Image.fromarray(np.concatenate(frames)).quantize(COLOURS, dither=Image.Dither.NONE)
     height, width = frames[0].shape[:2]

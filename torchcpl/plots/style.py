@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 P = ParamSpec("P")
+T = TypeVar("T")
 Array = NDArray[Any]
 
 PALETTE = (
@@ -52,11 +53,11 @@ STYLE = {
 }
 
 
-def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+def styled(draw: Callable[P, T]) -> Callable[P, T]:
     """Draw in this style, without changing matplotlib's settings."""
 
     @wraps(draw)
-    def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
+    def styled(*args: P.args, **kwargs: P.kwargs) -> T:
         with extra():
             import matplotlib
         with matplotlib.rc_context(STYLE):
@@ -65,14 +66,12 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     return styled
 
 
+@styled
 def render(figure: Figure, kind: str) -> bytes:
     """The figure as ``png`` or ``svg``."""
-    import matplotlib
-
     buffer = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
-        metadata = {"Date": None} if kind == "svg" else {"Software": None}
-        figure.savefig(buffer, format=kind, dpi=200, bbox_inches="tight", pad_inches=0.04, metadata=metadata)
+    metadata = {"Date": None} if kind == "svg" else {"Software": None}
+    figure.savefig(buffer, format=kind, dpi=200, bbox_inches="tight", pad_inches=0.04, metadata=metadata)
     return buffer.getvalue()
 
 

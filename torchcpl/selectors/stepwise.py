@@ -17,12 +17,21 @@ from torchcpl.losses import ordered_nll, subset_nll
 from torchcpl.potentials import Potentials, Selection
 from torchcpl.selectors.base import Method
 
-STOP_RULES = {"argmax": "stop_bias", "threshold": "stop_threshold"}  # and what `greedy` takes the knob as
+STOP_RULES = {"argmax": "stop_bias", "threshold": "stop_threshold"}  # each with the option of `greedy` it tunes
 
 
 def stop_log_odds(logits: Tensor) -> Tensor:
     """log P(stop) − log P(going on) of ``logits`` (..., N+1), the stop last; +inf where nothing is left to pick."""
     return logits[..., -1] - logits[..., :-1].logsumexp(-1)
+
+
+def endless(pot: Potentials, max_len: int) -> tuple[Tensor, Tensor]:
+    """Greedy picks (B, T) that never stop, and the logits (B, T+1, N+1) before each of them and after the last.
+
+    Greedy picks do not depend on where one stops: the answer at any stop is a prefix of these.
+    """
+    picks = greedy(replace(pot, stop=torch.full_like(pot.stop, -1e4)), max_len).indices
+    return picks, prefix_logits(pot, picks.unsqueeze(1), Rules(pot)).squeeze(1)
 
 
 def fit_stop(log_odds: Tensor, done: Tensor) -> tuple[float, float]:
@@ -88,10 +97,8 @@ class Stepwise(Method):
         return greedy(potentials, max_len, **self.greedy_options(knob))
 
     def sweep(self, potentials: Potentials, max_len: int, knobs: Sequence[float]) -> list[Tensor]:
-        """For every knob the picks (B, T), −1 after the end: greedy picks do not depend on where one stops."""
-        endless = replace(potentials, stop=torch.full_like(potentials.stop, -1e4))
-        picks = greedy(endless, max_len).indices  # every answer is a prefix of these
-        logits = prefix_logits(potentials, picks.unsqueeze(1), Rules(potentials)).squeeze(1)  # (B, T+1, N+1)
+        """For every knob the picks (B, T), −1 after the end."""
+        picks, logits = endless(potentials, max_len)
         if self.stop_rule == "argmax":
             ready = logits[..., :-1].amax(-1) - logits[..., -1]  # the bias above which the stop is the likeliest
         else:

@@ -1,16 +1,35 @@
-"""The interfaces of a task: its model, and what tables, timings and reports need beyond training."""
+"""The interfaces of a task: its examples, its model, and what tables, timings and reports need beyond training."""
 
 from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sized
-from typing import Any, Protocol
+from collections.abc import Iterator, Sized
+from operator import itemgetter
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
 
+from torchcpl.inference import map_tensors
 from torchcpl.train import Task
+
+E = TypeVar("E", bound="Examples")
+
+
+class Examples:
+    """Base of dataclasses whose fields are tensors with one row per example, or None."""
+
+    def __len__(self) -> int:
+        return len(next(iter(vars(self).values())))
+
+    def to(self: E, device: str | torch.device) -> E:
+        return map_tensors(self, lambda part: part.to(device))
+
+    def split(self: E, size: int) -> Iterator[E]:
+        """Consecutive batches of at most ``size`` examples."""
+        for start in range(0, len(self), size):
+            yield map_tensors(self, itemgetter(slice(start, start + size)))
 
 
 class SelectionModel(nn.Module, ABC):
@@ -45,10 +64,6 @@ class BenchmarkTask(Task, Protocol):
     def reported(self) -> Sized:
         """The examples that the tables report on."""
 
-    @property
-    def chosen_on(self) -> Sized:
-        """The examples that the checkpoint is chosen on: the reported ones, or held-out ones."""
-
     def build(self) -> Any:
         """An untrained `SelectionModel`, on the pretrained weights that the configuration names."""
 
@@ -60,7 +75,7 @@ class BenchmarkTask(Task, Protocol):
 
 
 def first_batches(examples: Any, batch: int, limit: int, what: str) -> list[Any]:
-    """The first full batches of ``examples``, which have a length and a ``split``, up to ``limit`` of them."""
+    """The first full batches of ``examples``, `Examples` or a tensor, up to ``limit`` of them."""
     limit = min(limit, len(examples) // batch)
     if not limit:
         raise ValueError(f"batch: expected at most {len(examples)}, {what}, got {batch}")

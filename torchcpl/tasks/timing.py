@@ -68,7 +68,7 @@ def clock(
 def rows(
     model: SelectionModel, inputs: Sequence[Any], knob: float | None, repeats: int, precision: str = "32-true"
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Times, each with the suffix of its row's name: the pointer is timed with and without its key–value cache."""
+    """Pairs of a suffix for the model's name and its times: the pointer is timed with and without its cache."""
     batch = len(inputs[0])
     pointers = [part for part in model.modules() if isinstance(part, PointerHead)]
     for form, cached in {"": True, ", recomputing": False}.items() if pointers else [("", True)]:

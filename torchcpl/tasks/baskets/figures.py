@@ -16,7 +16,7 @@ from torchcpl.tasks.baskets.task import METHODS, BasketsTask, log_likelihoods
 from torchcpl.tasks.figures import array
 
 ITEMS = 24  # in the figure of pairs: the most frequent ones
-STEPS = 4
+GROWN, CHOICES = 5, 5  # items of the basket that grows, and choices shown at every step
 
 
 def short(name: str, length: int = 34) -> str:
@@ -53,13 +53,14 @@ def item_panels(model: CPLSets, task: BasketsTask) -> list[Panel]:
 
 @torch.no_grad()
 def growth(model: CPLSets, task: BasketsTask, names: list[str]) -> tuple[list[str], list[list[tuple[str, float]]]]:
-    """What is added, step by step, and the five likeliest choices at each, from the item that begins most baskets."""
+    """The most frequent item and what is added to it, step by step, and the likeliest choices at each step."""
     pot = model.potentials()
-    start = task.frequency.argmax().view(1, 1)
-    whole = complete(pot, start, 1 + STEPS, min_len=1 + STEPS).indices  # (1, T)
+    start, size = task.frequency.argmax().view(1, 1), min(GROWN, pot.num_candidates)
+    whole = complete(pot, start, size, min_len=size).indices  # (1, T)
     choices = []
-    for size in range(1, whole.shape[1] + 1):
-        best = next_probs(pot, whole[:, :size])[0].topk(5)
+    for count in range(1, whole.shape[1] + 1):
+        probabilities = next_probs(pot, whole[:, :count])[0]  # (N+1,), the stop last
+        best = probabilities.topk(min(CHOICES, len(probabilities)))
         said = [names[i] if i < len(names) else "(stop)" for i in best.indices.tolist()]
         choices.append(list(zip(said, best.values.tolist(), strict=True)))
     return [names[i] for i in whole[0].tolist()], choices

@@ -60,23 +60,7 @@ class SetModel(SelectionModel):
         return Selection(indices, (indices >= 0).sum(-1), best.values[:, 0], self.num_items)
 
 
-class StepwiseSets(SetModel):
-    """A process that picks item after item: CPL, or the autoregressive pointer."""
-
-    @abstractmethod
-    def potentials(self) -> Potentials:
-        """One row, which all baskets share."""
-
-    def forward(self, baskets: Tensor) -> dict[str, Tensor]:
-        exact, orders = self.config.exact_items, self.config.orders
-        return {"loss": set_nll(self.potentials(), baskets, exact=exact, num_samples=orders)}
-
-    def log_prob(self, sets: Tensor) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator(device=sets.device).manual_seed(0)
-        return set_log_prob(self.potentials(), sets, generator=generator)
-
-
-class CPLSets(StepwiseSets):
+class CPLSets(SetModel):
     """θ, keys and values for every item, from its id, its features or both; a live stop.
 
     In the kind ``contextual`` the context passes through ``s + MLP(LayerNorm([s, |S|/10]))`` and the stop has a bias
@@ -117,7 +101,7 @@ class CPLSets(StepwiseSets):
         return known if new is None else torch.cat([known, self.project(new)])
 
     def potentials(self, new: Tensor | None = None) -> Potentials:
-        """One row of N items, and the ``new`` ones (M, d) behind them."""
+        """One row, which all baskets share: the N items, then the ``new`` ones (M, d), known by their features."""
         table = self.table(new)
         h = self.config.rank
         unary, keys, values = table[:, 0].unsqueeze(0), table[None, :, 1 : 1 + h], table[None, :, 1 + h :]
@@ -129,6 +113,14 @@ class CPLSets(StepwiseSets):
             interaction = Contextual(keys, values, self.context, torch.cat([stop_key, one], 1))
         return Potentials(unary, self.stop.expand(1), interaction)
 
+    def forward(self, baskets: Tensor) -> dict[str, Tensor]:
+        exact, orders = self.config.exact_items, self.config.orders
+        return {"loss": set_nll(self.potentials(), baskets, exact=exact, num_samples=orders)}
+
+    def log_prob(self, sets: Tensor) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator(device=sets.device).manual_seed(0)
+        return set_log_prob(self.potentials(), sets, generator=generator)
+
     def scores(self, rest: Tensor) -> Tensor:
         """Of a large part, log P(item is next): the sets would take too long."""
         large = (rest >= 0).sum(-1) >= self.config.exact_items
@@ -139,7 +131,7 @@ class CPLSets(StepwiseSets):
         return next_probs(self.potentials(), rest)[:, :-1].log() if large.any() else super().scores(rest)
 
 
-class PointerSets(StepwiseSets):
+class PointerSets(SetModel):
     """The autoregressive pointer over learned items: all of the order matters, so sets are estimated from orders."""
 
     def __init__(self, config: BasketsConfig, frequency: Tensor) -> None:
@@ -152,6 +144,7 @@ class PointerSets(StepwiseSets):
         )  # fmt: skip
 
     def potentials(self) -> Potentials:
+        """One row, which all baskets share."""
         return self.head(self.items.unsqueeze(0))
 
     def forward(self, baskets: Tensor) -> dict[str, Tensor]:

@@ -38,16 +38,16 @@ class BasketsConfig(TrainConfig):
     features: str = option("", "features of the items (N, d), a .npy file")
     split: str = option("given", "the parts as the files give them, or all baskets divided at random",
                         choices=("given", "random"))  # fmt: skip
-    split_seed: int = option(0, "of the random split", low=0)
+    split_seed: int = option(0, "seed of the random split", low=0)
     valid_baskets: int = option(0, "validation baskets of a random split (0 = 10 %)", low=0)
     test_baskets: int = option(0, "test baskets of a random split (0 = 20 %)", low=0)
-    max_items: int = option(64, "the largest basket", low=1)
+    max_items: int = option(64, "most items in a basket", low=1)
 
     rank: int = option(16, "width of keys and values (cpl)", low=1)
     width: int = option(64, "width of the network over the context (cpl), of the items (pointer)", low=4)
     dropout: float = option(0.1, "dropout in the network (cpl, pointer)", low=0.0, high=0.9)
-    exact_items: int = option(8, "in training, larger sets are estimated from sampled orders (cpl)", low=1, high=15)
-    orders: int = option(16, "sampled orders of a larger set (cpl)", low=1)
+    exact_items: int = option(8, "largest set whose loss is exact, not estimated (cpl)", low=1, high=15)
+    orders: int = option(16, "sampled orders that estimate the loss of a larger set (cpl)", low=1)
     pointer_orders: int = option(4, "sampled orders of every set (pointer)", low=1)
     components: int = option(20, "components (mixture)", low=1)
     dpp_rank: int = option(32, "rank of the kernels (dpp, ndpp)", low=1)

@@ -93,6 +93,7 @@ class PathsBenchmark(Benchmark[PathsConfig]):
         "of a scene at a time, never all of them together."
     )
     demo_data = "procedural roads"
+    column = "images"
 
     def make_task(self, config: PathsConfig) -> PathsTask:
         return PathsTask(config, scenes_of(config))
@@ -139,8 +140,6 @@ class PathsBenchmark(Benchmark[PathsConfig]):
         info = {**first.info, "config": common([self.read(path).config for path in paths])}
         title = first.title.rsplit(", ", 1)[0] + ", one map left out"
         return Table(title, first.columns, rows, (), (*notes, *first.notes[2:]), info)
-
-    column = "images"
 
     def build(self, config: PathsConfig, weights: Mapping[str, Tensor]) -> PathsModel:
         return PathsModel(override(config, weights=""))

@@ -53,7 +53,7 @@ def scene_rows(models: Mapping[str, PathsModel], scenes: Scenes) -> dict[str, li
     """All valid paths of the scenes, and below them each model's selection with its distance to the nearest."""
     rows = {"All valid paths": all_paths(scenes)}
     for method, model in models.items():
-        seen = SceneSet(scenes, model.corners.device)
+        seen = SceneSet.of(scenes, model.corners.device)
         prediction, min_ade = model.select(seen.images), errors(model, seen)[0].tolist()
         rows[METHODS[method]] = [
             plots.Scene(
@@ -125,7 +125,7 @@ def scenes_panel(models: Mapping[str, PathsModel], scenes: Scenes) -> Panel:
 def worst_scenes(model: PathsModel, scenes: Scenes, count: int = 5, among: int = 400) -> list[int]:
     """Of the first ``among`` scenes with one valid path those that the model's path is farthest from, worst first."""
     single = np.flatnonzero(scenes.counts == 1)[:among]
-    min_ade = errors(model, SceneSet(scenes.select(single), model.corners.device), 64)[0].tolist()
+    min_ade = errors(model, SceneSet.of(scenes.select(single), model.corners.device), 64)[0].tolist()
     return [int(i) for i in single[np.argsort(min_ade)[::-1][:count]]]
 
 

@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcpl.encoders.distances import distances
+from torchcpl.files import read_npz
+from torchcpl.tasks.base import Examples
 
-MOST, MOST_GROUPS = 40, 100  # classes in a bag of up to 160 items, and in any
+MOST, MOST_GROUPS = 40, 100  # most classes in a bag of up to 160 items, and in a larger one
 PRIMES = (10007, 10037, 10061, 10079, 10093, 10111, 10133, 10151, 10169, 10181, 10211, 10243)
 OVERLAP = 2.5  # standard deviations between the centres of two components on a plane that count as one
 FEWEST = 12  # members of a class in a bag, before it is cut
@@ -78,24 +80,30 @@ def load_sets(folder: str | Path) -> dict[str, LabelledSet]:
     """Every ``.npz`` below ``folder`` with ``train``, ``train_labels``, ``test`` and ``test_labels``, by name."""
     found = {}
     for path in sorted(Path(folder).rglob("*.npz")):
-        with np.load(path, allow_pickle=False) as file:
-            if not {"train", "train_labels", "test", "test_labels"} <= set(file.files):
-                continue
-            name = path.parent.name.split("-")[0] if path.stem == "features" else path.stem
-            scale, shift = (
-                torch.from_numpy(file[key].astype(np.float32)) if key in file.files else torch.tensor(default)
-                for key, default in (("scale", 1.0), ("shift", 0.0))
-            )
-            labels = {part: file[f"{part}_labels"].astype(np.int64) for part in ("train", "test")}
-            classes = 1 + int(max(part.max() for part in labels.values()))
-            order = np.random.RandomState(0).permutation(classes)
-            cut = round(0.7 * classes) if classes >= SPLIT_FROM else classes
-            train, test = (rows_of(file[part], labels[part], classes, scale, shift) for part in ("train", "test"))
-            whole = test
-            if float(test.count.float().median()) < FEWEST and cut < classes:
-                both = (np.concatenate([file[part] for part in labels]), np.concatenate([*labels.values()]))
-                whole = rows_of(*both, classes, scale, shift)
-            found[name] = LabelledSet(name, train, test, whole, order[:cut], order[cut:] if cut < classes else order)
+        file = read_npz(path)
+        if not {"train", "train_labels", "test", "test_labels"} <= file.keys():
+            continue
+        for part in ("train", "test"):
+            x, y = file[part], file[f"{part}_labels"]
+            matrix = x.ndim == 2 and x.size and x.dtype.kind in "fiu" and x.shape[1] == file["train"].shape[-1]
+            if not (matrix and y.shape == x.shape[:1] and y.dtype.kind in "iu" and y.min() >= 0):
+                got = f"{x.shape} {x.dtype} and {y.shape} {y.dtype}"
+                raise ValueError(f"{path}: {part}: expected numbers (M, D) and their classes (M,) from 0 on, got {got}")
+        name = path.parent.name.split("-")[0] if path.stem == "features" else path.stem
+        scale, shift = (
+            torch.from_numpy(np.asarray(file.get(key, default), np.float32))
+            for key, default in (("scale", 1.0), ("shift", 0.0))
+        )
+        labels = {part: file[f"{part}_labels"].astype(np.int64) for part in ("train", "test")}
+        classes = 1 + int(max(part.max() for part in labels.values()))
+        order = np.random.RandomState(0).permutation(classes)
+        cut = round(0.7 * classes) if classes >= SPLIT_FROM else classes
+        train, test = (rows_of(file[part], labels[part], classes, scale, shift) for part in ("train", "test"))
+        whole = test
+        if float(test.count.float().median()) < FEWEST and cut < classes:
+            both = (np.concatenate([file[part] for part in labels]), np.concatenate([*labels.values()]))
+            whole = rows_of(*both, classes, scale, shift)
+        found[name] = LabelledSet(name, train, test, whole, order[:cut], order[cut:] if cut < classes else order)
     if not found:
         raise ValueError(f"source: expected a folder with .npz files of labelled vectors, got {str(folder)!r}")
     return found
@@ -110,7 +118,7 @@ def digits() -> Rows:
 
 
 @dataclass(frozen=True)
-class Bags:
+class Bags(Examples):
     """Distances (B, N, N) and classes (B, N), −1 where there is no item; (B, S) which sets a bag was drawn from."""
 
     d: Tensor
@@ -121,22 +129,42 @@ class Bags:
     def mask(self) -> Tensor:
         return self.labels >= 0
 
-    def to(self, device: torch.device) -> Bags:
-        return Bags(self.d.to(device), self.labels.to(device))
+
+class Dice:
+    """Random numbers for a group of bags: tensors on the device, and single numbers on the host, without waiting."""
+
+    def __init__(self, generator: torch.Generator, rng: np.random.Generator) -> None:
+        self.generator, self.rng = generator, rng
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, device=self.generator.device)
+
+    def uniform(self, *shape: int) -> Tensor:
+        return torch.rand(shape, generator=self.generator, device=self.generator.device)
+
+    def chance(self, probability: float) -> bool:
+        return self.rng.random() < probability
+
+    def between(self, low: float, high: float) -> float:
+        return self.rng.uniform(low, high)
+
+    def log_between(self, low: float, high: float) -> float:
+        """Log-uniform."""
+        return float(np.exp(self.rng.uniform(np.log(low), np.log(high))))
 
 
 # ---------------------------------------------------------------------------------------------- composition
 
 
 def most_classes(items: int) -> int:
-    """In a bag of at most ``items``."""
+    """The most classes in a bag of at most ``items``."""
     return MOST if items <= 160 else MOST_GROUPS
 
 
 def protocol_labels(batch: int, items: int, classes: int, generator: torch.Generator) -> Tensor:
-    """(B, items) the benchmark's: 3–10 classes of 12–40 members, cut at random to ``items``, −1 for none.
+    """Labels (B, items) of the benchmark's protocol: 3–10 classes of 12–40 members, cut at random to ``items``.
 
-    With more than 160 items up to as many times more classes.
+    With n times 160 items up to 10·n classes. −1 where there is no item.
     """
     device = generator.device
     most = min(10 * max(1, items // 160), classes)
@@ -153,7 +181,7 @@ def protocol_labels(batch: int, items: int, classes: int, generator: torch.Gener
 
 
 def wide_labels(batch: int, items: int, classes: int, generator: torch.Generator) -> Tensor:
-    """(B, items) anything: 1–40 classes (100 in a large bag), from equal to very unequal, 1 to ``items`` members."""
+    """Labels (B, items) of any composition: 1–40 classes (100 in a large bag), of equal or very unequal sizes."""
     device = generator.device
 
     def uniform(*shape: int) -> Tensor:
@@ -175,7 +203,10 @@ def wide_labels(batch: int, items: int, classes: int, generator: torch.Generator
 
 
 def draw_rows(rows: Rows, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Vectors (B, N, D) of random members, none twice, of a random class a label; labels, −1 where it ran out."""
+    """Vectors (B, N, D) of random members of a random class for each label, none twice.
+
+    And the labels, −1 where a class has fewer members than items ask for.
+    """
     batch = len(labels)
     device = labels.device
     chosen = torch.rand(batch, len(rows), generator=generator, device=device).argsort(1)  # (B, C)
@@ -214,60 +245,55 @@ def source_of(rows: Rows) -> Source:
     return Source(rows, axes, power.clamp(min=0), mean)
 
 
-def contrast(x: Tensor, labels: Tensor, most: int, generator: torch.Generator) -> Tensor:
+def contrast(x: Tensor, labels: Tensor, most: int, dice: Dice) -> Tensor:
     """Vectors (B, N, D) nearer to the mean of their class in the bag, or farther, by a factor of each bag's own."""
     own = (labels.unsqueeze(-1) == torch.arange(most, device=x.device)).float()  # (B, N, C)
     means = own.transpose(1, 2) @ x / own.sum(1).clamp(min=1).unsqueeze(-1)  # (B, C, D)
-    factor = 0.5 + 0.8 * torch.rand(len(x), 1, 1, generator=generator, device=x.device)
+    factor = 0.5 + 0.8 * dice.uniform(len(x), 1, 1)
     centre = means.gather(1, labels.clamp(min=0).unsqueeze(-1).expand_as(x))
     return centre + factor * (x - centre)
 
 
-def recoloured(x: Tensor, source: Source, rng: np.random.Generator) -> Tensor:
+def recoloured(x: Tensor, source: Source, dice: Dice) -> Tensor:
     """Vectors (B, N, D) on the axes of their set, its spectrum from white to steep; sometimes the first axes only."""
     power = source.power.flip(0) / source.power.max().clamp(min=1e-30)
-    scale = (power + 1e-3).pow((rng.uniform(0, 1.4) - 1) / 2)
-    if rng.random() < 0.5 and len(scale) > 6:
-        first = np.exp(rng.uniform(np.log(6), np.log(len(scale))))
-        scale = scale * (torch.arange(len(scale), device=x.device) < first)
+    scale = (power + 1e-3).pow((dice.between(0, 1.4) - 1) / 2)
+    if dice.chance(0.5) and len(scale) > 6:
+        scale = scale * (torch.arange(len(scale), device=x.device) < dice.log_between(6, len(scale)))
     return (x - source.mean) @ source.axes.flip(1) * scale
 
 
-def altered(x: Tensor, mask: Tensor, rng: np.random.Generator, generator: torch.Generator) -> Tensor:
+def altered(x: Tensor, mask: Tensor, dice: Dice) -> Tensor:
     """Real vectors (B, N, D) augmented as if from another feature extractor, alike for the whole group."""
-    device, width = x.device, x.shape[-1]
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, device=device)
-
+    width, normal = x.shape[-1], dice.normal
     real = mask.unsqueeze(-1)
     total = real.sum((0, 1)).clamp(min=1)
     mean = (x * real).sum((0, 1)) / total
     spread = (((x - mean) * real).square().sum((0, 1)) / total).sqrt()
     level = spread.square().mean().sqrt()
-    if rng.random() < 0.25:  # standardise
+    if dice.chance(0.25):  # standardise
         x = (x - mean) / (spread + 0.05 * level)
         spread, level = torch.ones_like(spread), torch.ones_like(level)
-    if rng.random() < 0.4 and width > 8:  # some of the columns, others in each bag
-        keep = rng.uniform(0.4, 1)
-        x = x * (torch.rand(len(x), 1, width, generator=generator, device=device) < keep)
-    if rng.random() < 0.2:  # columns of unequal weight
-        x = x * (rng.uniform(0, 1) * normal(len(x), 1, width)).exp()
-    if rng.random() < 0.15:  # fewer columns, each a mixture of all
-        x = x @ normal(width, int(np.exp(rng.uniform(np.log(4), np.log(64)))))
+    if dice.chance(0.4) and width > 8:  # some of the columns, others in each bag
+        keep = dice.between(0.4, 1)
+        x = x * (dice.uniform(len(x), 1, width) < keep)
+    if dice.chance(0.2):  # columns of unequal weight
+        x = x * (dice.between(0, 1) * normal(len(x), 1, width)).exp()
+    if dice.chance(0.15):  # fewer columns, each a mixture of all
+        x = x @ normal(width, int(dice.log_between(4, 64)))
         level = x.std()
-    elif rng.random() < 0.15:  # a random layer
+    elif dice.chance(0.15):  # a random layer
         x = (x - mean) / level.clamp(min=1e-12)
-        x = F.relu(x @ (normal(width, 256) * width**-0.5) + rng.uniform(0, 1) * normal(256))
+        x = F.relu(x @ (normal(width, 256) * width**-0.5) + dice.between(0, 1) * normal(256))
         level = x.std()
-    if rng.random() < 0.3:  # noise
-        x = x + rng.uniform(0, 0.4) * level * normal(*x.shape)
-    if rng.random() < 0.1:
-        x = x.sign() * (x.abs() / level.clamp(min=1e-12)).pow(rng.uniform(0.5, 1.5))
+    if dice.chance(0.3):  # noise
+        x = x + dice.between(0, 0.4) * level * normal(*x.shape)
+    if dice.chance(0.1):
+        x = x.sign() * (x.abs() / level.clamp(min=1e-12)).pow(dice.between(0.5, 1.5))
     return x
 
 
-def cloud(x: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def cloud(x: Tensor, labels: Tensor, dice: Dice) -> tuple[Tensor, Tensor]:
     """One normal cloud (B, N, D) with the mean and covariance of each bag's vectors, and labels that say so.
 
     It has no groups, but the spectrum of a bag that does: what is left to tell them apart by is who is near to whom.
@@ -275,31 +301,27 @@ def cloud(x: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor
     real = (labels >= 0).unsqueeze(-1)
     count = real.sum(1, keepdim=True).clamp(min=1)
     mean = (x * real).sum(1, keepdim=True) / count
-    mixing = torch.randn(len(x), x.shape[1], x.shape[1], generator=generator, device=x.device) / count.sqrt()
+    mixing = dice.normal(len(x), x.shape[1], x.shape[1]) / count.sqrt()
     return mean + mixing @ ((x - mean) * real), labels.clamp(max=0)
 
 
-def clouds(labels: Tensor, rng: np.random.Generator, generator: torch.Generator, clear: bool) -> tuple[Tensor, Tensor]:
+def clouds(labels: Tensor, dice: Dice, clear: bool) -> tuple[Tensor, Tensor]:
     """Vectors (B, N, D) of clouds centred at random in a cube, one for each label; those that overlap get one label.
 
     Where ``clear`` few of them touch.
     """
     batch, n = labels.shape
-    most, device = most_classes(n), labels.device
-    low, high = (2, 33) if rng.random() < 0.75 else (33, 400)
-    width = int(np.exp(rng.uniform(np.log(low), np.log(high))))
-    least, most_apart = (10, 60) if clear else (3, 20)  # half a side, in standard deviations, on a plane
-    apart = np.exp(rng.uniform(np.log(least), np.log(most_apart))) * (2 / width) ** 0.5
-    centres = (2 * torch.rand(batch, most, width, generator=generator, device=device) - 1) * apart
-    size = (rng.uniform(0, 0.4) * torch.randn(batch, most, 1, generator=generator, device=device)).exp()
-    if rng.random() < 0.2:
-        noise = 3.4 * torch.rand(batch, n, width, generator=generator, device=device) - 1.7
-    else:
-        noise = torch.randn(batch, n, width, generator=generator, device=device)
+    most = most_classes(n)
+    width = int(dice.log_between(2, 33) if dice.chance(0.75) else dice.log_between(33, 400))
+    # Half a side of the cube in standard deviations: so much on a plane, less in more dimensions.
+    half = (dice.log_between(10, 60) if clear else dice.log_between(3, 20)) * (2 / width) ** 0.5
+    centres = (2 * dice.uniform(batch, most, width) - 1) * half
+    size = (dice.between(0, 0.4) * dice.normal(batch, most, 1)).exp()
+    noise = 3.4 * dice.uniform(batch, n, width) - 1.7 if dice.chance(0.2) else dice.normal(batch, n, width)
     of = labels.clamp(min=0).unsqueeze(-1)
     x = centres.gather(1, of.expand_as(noise)) + size.gather(1, of) * noise
-    if rng.random() < 0.4:  # all stretched alike
-        x = x * (rng.uniform(0, 0.8) * torch.randn(batch, 1, width, generator=generator, device=device)).exp()
+    if dice.chance(0.4):  # all stretched alike
+        x = x * (dice.between(0, 0.8) * dice.normal(batch, 1, width)).exp()
     return x, merged(labels, centres, size)
 
 
@@ -319,75 +341,62 @@ def merged(labels: Tensor, centres: Tensor, size: Tensor) -> Tensor:
     return found
 
 
-def invented(
-    labels: Tensor, rng: np.random.Generator, generator: torch.Generator, clear: bool
-) -> tuple[Tensor, Tensor]:
+def invented(labels: Tensor, dice: Dice, clear: bool) -> tuple[Tensor, Tensor]:
     """Vectors (B, N, D) of a synthetic mixture with one component per label; the labels, some merged.
 
     Where ``clear`` most components are well apart.
     """
-    if rng.random() < 0.5:
-        return clouds(labels, rng, generator, clear)
+    if dice.chance(0.5):
+        return clouds(labels, dice, clear)
     batch, n = labels.shape
-    device = labels.device
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, device=device)
-
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=generator, device=device)
-
-    most = most_classes(n)
-    latent = int(np.exp(rng.uniform(np.log(2), np.log(48))))
+    normal, uniform = dice.normal, dice.uniform
+    most, latent = most_classes(n), int(dice.log_between(2, 48))
     where = labels.clamp(min=0).unsqueeze(-1).expand(-1, -1, latent)
     # Distance of two centres in standard deviations of a component along the line between them.
     apart = (uniform(batch, 1, 1) * math.log(4) + math.log(3)).exp()
-    if clear or rng.random() < 0.35:
-        apart = apart * rng.uniform(2 if clear else 1, 10)
+    if clear or dice.chance(0.35):
+        apart = apart * dice.between(2 if clear else 1, 10)
     centres = normal(batch, most, latent) * apart / math.sqrt(2 * latent)
-    if rng.random() < 0.25:  # groups of groups
-        above = torch.randint(4, (batch, most, 1), generator=generator, device=device).expand(-1, -1, latent)
-        centres = centres + rng.uniform(0.5, 3) * apart * normal(batch, 4, latent).gather(1, above) / latent**0.5
-    size = (rng.uniform(0, 0.6) * normal(batch, most, 1) + rng.uniform(0, 0.7) * normal(batch, most, latent)).exp()
+    if dice.chance(0.25):  # groups of groups
+        above = torch.randint(4, (batch, most, 1), generator=dice.generator, device=labels.device)
+        shared = normal(batch, 4, latent).gather(1, above.expand(-1, -1, latent))
+        centres = centres + dice.between(0.5, 3) * apart * shared / latent**0.5
+    size = (dice.between(0, 0.6) * normal(batch, most, 1) + dice.between(0, 0.7) * normal(batch, most, latent)).exp()
     noise = normal(batch, n, latent)
-    kind = rng.random()
+    kind = dice.rng.random()
     if kind < 0.2:  # heavy tails
-        noise = noise / uniform(batch, n, 1).clamp(min=0.02).pow(rng.uniform(0.15, 0.5))
+        noise = noise / uniform(batch, n, 1).clamp(min=0.02).pow(dice.between(0.15, 0.5))
     elif kind < 0.35:
         noise = 3.4 * uniform(batch, n, latent) - 1.7
     x = centres.gather(1, where) + noise * size.gather(1, where)
-    if rng.random() < 0.3:  # curved, or rings
-        angle = rng.uniform(1, 2 * math.pi) * (uniform(batch, n, 1) - 0.5)
+    if dice.chance(0.3):  # curved, or rings
+        angle = dice.between(1, 2 * math.pi) * (uniform(batch, n, 1) - 0.5)
         u, v = (F.normalize(normal(batch, most, latent), dim=-1).gather(1, where) for _ in range(2))
-        radius = np.exp(rng.uniform(0, np.log(12)))
-        if rng.random() < 0.3:  # around one centre
+        radius: Any = dice.log_between(1, 12)
+        if dice.chance(0.3):  # around one centre
             radius = radius * (1 + 3 * uniform(batch, most, 1).gather(1, labels.clamp(min=0).unsqueeze(-1)))
             x = noise * size.gather(1, where)
         x = x + radius * (angle.sin() * u + angle.cos() * v)
     else:
         labels = merged(labels, centres, size.mean(-1, keepdim=True))
-    return observed(x, labels, rng, generator), labels
+    return observed(x, labels, dice), labels
 
 
-def observed(x: Tensor, labels: Tensor, rng: np.random.Generator, generator: torch.Generator) -> Tensor:
+def observed(x: Tensor, labels: Tensor, dice: Dice) -> Tensor:
     """Latent vectors (B, N, L) as other features (B, N, D), with noise, some of them almost equal."""
     batch, n, latent = x.shape
-    device = x.device
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, device=device)
-
-    width = int(np.exp(rng.uniform(np.log(2), np.log(256))))
-    if rng.random() < 0.5:  # through a random network
+    normal, device = dice.normal, x.device
+    width = int(dice.log_between(2, 256))
+    if dice.chance(0.5):  # through a random network
         hidden = 64
-        first = normal(batch, latent, hidden) * rng.uniform(0.3, 1.5) / x.std().clamp(min=1e-6) / latent**0.5
+        first = normal(batch, latent, hidden) * dice.between(0.3, 1.5) / x.std().clamp(min=1e-6) / latent**0.5
         x = torch.tanh(x @ first + 0.5 * normal(batch, 1, hidden)) @ normal(batch, hidden, max(width, 8))
-    elif rng.random() < 0.7:
+    elif dice.chance(0.7):
         x = x @ normal(batch, latent, max(width, latent))
-    decay = torch.arange(1, x.shape[-1] + 1, device=device).pow(-rng.uniform(0, 1.0))
-    if rng.random() < 0.5:
-        x = x + rng.uniform(0, 0.6) * x.std() * normal(*x.shape) * decay
-    if rng.random() < 0.1:  # near-duplicates
+    decay = torch.arange(1, x.shape[-1] + 1, device=device).pow(-dice.between(0, 1.0))
+    if dice.chance(0.5):
+        x = x + dice.between(0, 0.6) * x.std() * normal(*x.shape) * decay
+    if dice.chance(0.1):  # near-duplicates
         twin = torch.arange(n, device=device) // 2 * 2
         same = (labels == labels[:, twin]).unsqueeze(-1)
         x = torch.where(same, x[:, twin] + 0.01 * x.std() * normal(*x.shape), x)
@@ -411,53 +420,49 @@ class Mixture:
 
     @torch.no_grad()
     def bags(self, step: int, batch: int, items: int, wide: tuple[float, float]) -> Bags:
-        """``batch`` bags of at most ``items``; shares ``wide`` of the real and the made-up groups: any composition."""
+        """``batch`` bags of at most ``items``; ``wide``: the shares of real and of made-up groups by `wide_labels`."""
         self.generator.manual_seed(self.seed * 1_000_003 + step)
-        rng = np.random.default_rng([self.seed, step])
-        parts = [self._group(min(self.group, batch - i), items, wide, rng) for i in range(0, batch, self.group)]
+        dice = Dice(self.generator, np.random.default_rng([self.seed, step]))
+        parts = [self._group(min(self.group, batch - i), items, wide, dice) for i in range(0, batch, self.group)]
         return Bags(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
-    def _group(
-        self, batch: int, items: int, wide: tuple[float, float], rng: np.random.Generator
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _group(self, batch: int, items: int, wide: tuple[float, float], dice: Dice) -> tuple[Tensor, Tensor, Tensor]:
         drawn = torch.zeros(batch, len(self.sets), dtype=torch.bool, device=self.device)
-        made_up = rng.random() < self.synthetic
-        compose = wide_labels if rng.random() < wide[made_up] else protocol_labels
+        made_up = dice.chance(self.synthetic)
+        compose = wide_labels if dice.chance(wide[made_up]) else protocol_labels
         if made_up:
             labels = compose(batch, items, most_classes(items), self.generator)
             # Where groups are not clear only the prior can tell their number: let that be the benchmark's.
-            x, labels = invented(labels, rng, self.generator, clear=compose is wide_labels)
+            x, labels = invented(labels, dice, clear=compose is wide_labels)
         else:
-            chosen = rng.permutation(len(self.sets))[: 2 if rng.random() < 0.2 * self.varied else 1].tolist()
-            x, labels = self._real([self.sets[i] for i in chosen], batch, items, compose, rng)
+            chosen = dice.rng.permutation(len(self.sets))[: 2 if dice.chance(0.2 * self.varied) else 1].tolist()
+            x, labels = self._real([self.sets[i] for i in chosen], batch, items, compose, dice)
             for i in chosen:
                 drawn[:, i] = True
-        if rng.random() < self.ungrouped:
-            x, labels = cloud(x, labels, self.generator)
-        elif rng.random() < 0.4 * self.varied:
-            x = contrast(x, labels, most_classes(items), self.generator)
-        d = distances(x, "cosine" if rng.random() < 0.35 else "euclidean")
-        if rng.random() < 0.12:  # another metric
-            d = d.pow(rng.uniform(0.6, 1.6))
+        if dice.chance(self.ungrouped):
+            x, labels = cloud(x, labels, dice)
+        elif dice.chance(0.4 * self.varied):
+            x = contrast(x, labels, most_classes(items), dice)
+        d = distances(x, "cosine" if dice.chance(0.35) else "euclidean")
+        if dice.chance(0.12):  # another metric
+            d = d.pow(dice.between(0.6, 1.6))
         return d, labels, drawn
 
-    def _real(
-        self, sources: list[Source], batch: int, items: int, compose: Any, rng: np.random.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def _real(self, sources: list[Source], batch: int, items: int, compose: Any, dice: Dice) -> tuple[Tensor, Tensor]:
         """Vectors of one set, or of two side by side: every class a pair of classes, every item a pair of items."""
         labels = compose(batch, items, min(len(source.rows) for source in sources), self.generator)
         parts = []
         for source in sources:
             x, labels = draw_rows(source.rows, labels, self.generator)
-            if rng.random() < 0.35 * self.varied:
-                x = recoloured(x, source, rng)
-            if rng.random() < 0.5:
-                x = altered(x, labels >= 0, rng, self.generator)
+            if dice.chance(0.35 * self.varied):
+                x = recoloured(x, source, dice)
+            if dice.chance(0.5):
+                x = altered(x, labels >= 0, dice)
             parts.append(x)
         if len(parts) == 1:
             return parts[0], labels
         level = [part.std((0, 1)).square().sum().sqrt().clamp(min=1e-12) for part in parts]
-        return torch.cat([parts[0] / level[0], parts[1] / level[1] * rng.uniform(0.3, 1)], -1), labels
+        return torch.cat([parts[0] / level[0], parts[1] / level[1] * dice.between(0.3, 1)], -1), labels
 
 
 @torch.no_grad()
@@ -470,13 +475,13 @@ def fixed_vectors(rows: Rows, count: int, items: int = 160, seed: int = 1) -> tu
 
 @torch.no_grad()
 def wide_vectors(rows: Rows, count: int, items: int, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """The same of any composition, of at most 40 classes."""
+    """The same of any composition (`wide_labels`), at most 40 classes."""
     generator = torch.Generator().manual_seed(seed)
     labels = wide_labels(count, items, min(MOST, len(rows)), generator)
     return draw_rows(rows, labels, generator)
 
 
 def fixed_bags(rows: Rows, count: int, items: int = 160, seed: int = 1) -> Bags:
-    """Their distances."""
+    """The bags of `fixed_vectors`, as distances."""
     x, labels = fixed_vectors(rows, count, items, seed)
     return Bags(distances(x), labels)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,14 +13,14 @@ from torch.nn import functional as F
 
 from torchcpl.config import TrainConfig, option
 from torchcpl.constraints import Rules
-from torchcpl.decoding.greedy import greedy
 from torchcpl.decoding.refine import refine
 from torchcpl.encoders.distances import DistanceModel, distance_features
 from torchcpl.functional import logsumexp, prefix_logits
 from torchcpl.metrics import cluster_scores
 from torchcpl.potentials import Potentials, Selection
 from torchcpl.select import greedy_to_median, median_length
-from torchcpl.tasks.base import SelectionModel
+from torchcpl.selectors.stepwise import endless, stop_log_odds
+from torchcpl.tasks.base import SelectionModel, first_batches
 from torchcpl.tasks.piles.data import (
     FEWEST,
     MOST_GROUPS,
@@ -37,7 +36,7 @@ from torchcpl.train import device_of
 
 METHODS = {"cpl": "CPL"}
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
-OWN_STEPS = 30  # of the model's own picks
+OWN_STEPS = 30  # picks of the model itself that the loss follows
 LARGE_EVERY = 3  # steps, of which one has large bags
 MOST_PICKS = 30  # in validation, of bags of at most ten classes
 SHIFTS = tuple(round(-1.5 + 0.1 * i, 1) for i in range(31))  # of the stop's logit, to choose from
@@ -45,7 +44,7 @@ SHIFTS = tuple(round(-1.5 + 0.1 * i, 1) for i in range(31))  # of the stop's log
 
 @dataclass(frozen=True, kw_only=True)
 class PilesConfig(TrainConfig):
-    """A selector for vectors of any kind."""
+    """The training of a selector for vectors of any kind."""
 
     method: str = option("cpl", "how subsets are selected", choices=METHODS)
     kind: str = option("coverage", "interaction", choices=("coverage",))
@@ -292,12 +291,8 @@ class PilesTask:
 
     def examples(self, batch: int, limit: int) -> list[Bags]:
         """The first bags of the first reported set, ``batch`` at a time, up to ``limit`` times."""
-        bags = next(iter(self.reported.values()))
-        limit = min(limit, len(bags.labels) // batch)
-        if not limit:
-            raise ValueError(f"batch: expected at most {len(bags.labels)}, the run's validation_bags, got {batch}")
-        parts = zip(bags.d.split(batch), bags.labels.split(batch), strict=True)
-        return [Bags(d, labels).to(self.device) for d, labels in itertools.islice(parts, limit)]
+        first = next(iter(self.reported.values()))
+        return [bags.to(self.device) for bags in first_batches(first, batch, limit, "the run's validation_bags")]
 
     @torch.no_grad()
     def evaluate(
@@ -308,13 +303,13 @@ class PilesTask:
         found: dict[Any, dict[str, Any]] = {knob: {} for knob in knobs}
         for name, bags in sets.items():
             rows: dict[Any, list[dict[str, Tensor]]] = {knob: [] for knob in knobs}
-            for d, labels in zip(bags.d.split(20), bags.labels.split(20), strict=True):
-                d, labels = d.to(self.device), labels.to(self.device)
-                pot = net(d, labels >= 0)
+            for part in bags.split(20):
+                part = part.to(self.device)
+                pot = net(part.d, part.mask)
                 picks, hazard = greedy_hazard(pot, MOST_PICKS)
                 for knob in knobs:
-                    length = count_classes(labels) if knob is None else shifted_length(hazard, knob)
-                    rows[knob].append(cluster_scores(first_picks(pot, picks, length, sweeps), labels))
+                    length = count_classes(part.labels) if knob is None else shifted_length(hazard, knob)
+                    rows[knob].append(cluster_scores(first_picks(pot, picks, length, sweeps), part.labels))
             for knob in knobs:
                 found[knob][name] = {
                     key: float(torch.cat([r[key] for r in rows[knob]]).mean()) for key in rows[knob][0]
@@ -324,13 +319,9 @@ class PilesTask:
 
 @torch.no_grad()
 def greedy_hazard(pot: Potentials, most: int) -> tuple[Tensor, Tensor]:
-    """Up to ``most`` greedy picks (B, T) without a stop, and the logit of P(stop) after each (B, T).
-
-    Greedy picks do not depend on where one stops, so every answer is a prefix.
-    """
-    picks = greedy(replace(pot, stop=torch.full_like(pot.stop, -1e4)), most).indices
-    logits = prefix_logits(pot, picks.unsqueeze(1), Rules(pot))[:, 0, 1:].double()  # (B, T, N+1)
-    return picks, (logits[..., -1] - logits[..., :-1].logsumexp(-1)).clamp(-50, 50)
+    """Up to ``most`` greedy picks (B, T) that never stop, and the logit of P(stop) after each (B, T)."""
+    picks, logits = endless(pot, most)
+    return picks, stop_log_odds(logits[:, 1:].double()).clamp(-50, 50)
 
 
 def shifted_length(hazard: Tensor, shift: float) -> Tensor:
@@ -351,5 +342,5 @@ def count_classes(labels: Tensor) -> Tensor:
 
 
 def mean(scores: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Over the sets."""
+    """The mean over the sets."""
     return {key: sum(row[key] for row in scores.values()) / len(scores) for key in COLUMNS}

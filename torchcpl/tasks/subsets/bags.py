@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from torchcpl.config import option
+from torchcpl.tasks.base import Examples
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class BagProtocol:
 
 
 @dataclass(frozen=True, eq=False)
-class Bags:
+class Bags(Examples):
     """A batch of bags. Elements come in random order, padding last; N = max_items, K = max_classes."""
 
     features: Tensor  # (B, N, d), zero in padding
@@ -43,17 +44,6 @@ class Bags:
     labels: Tensor  # (B, N) long, the class of each element, −1 in padding
     target: Tensor  # (B, K) long, one random element of each class present, −1 after the last
     rows: Tensor  # (B, N) long, the element's row in the sampler's features, −1 in padding
-
-    def __len__(self) -> int:
-        return self.mask.shape[0]
-
-    def to(self, device: str | torch.device) -> Bags:
-        return Bags(*(getattr(self, field.name).to(device) for field in fields(self)))
-
-    def split(self, size: int) -> Iterator[Bags]:
-        """Consecutive batches of at most ``size`` bags."""
-        for start in range(0, len(self), size):
-            yield Bags(*(getattr(self, field.name)[start : start + size] for field in fields(self)))
 
 
 def unlabelled(items: Sequence[Tensor], device: str | torch.device) -> Bags:

@@ -72,12 +72,11 @@ def bag_panels(task: SubsetsTask, model: SubsetsModel, knob: float | None) -> li
         caption = "All images of the first bag, a row a class. Framed: what CPL picked, numbered in order."
         figure = plots.picked_images(task.features.images[trace.rows].numpy(), trace.labels, trace.picks, names)
         shown.append(Panel("picked-images", "Picked images", caption, figure, wide=True, dense=True))
-    caption = (
-        "The first bag's features by t-SNE, coloured by class, which the model does not see; the picks in their order."
-    )
-    tsne = TSNE(perplexity=min(30.0, (trace.size - 1) / 3), init="pca", random_state=0)
-    figure = plots.embedding(tsne.fit_transform(trace.features), trace.labels, trace.picks, names)
-    shown.append(Panel("embedding", "Embedding", caption, figure))
+    if min(trace.features.shape) > 1:  # a plane needs two items and two features
+        caption = "The first bag's features by t-SNE, coloured by class, which the model does not see; picks in order."
+        tsne = TSNE(perplexity=min(30.0, (trace.size - 1) / 3), init="pca", random_state=0)
+        figure = plots.embedding(tsne.fit_transform(trace.features), trace.labels, trace.picks, names)
+        shown.append(Panel("embedding", "Embedding", caption, figure))
     caption = (
         "What having picked i adds to the logit of j, sorted by class: blue blocks on the diagonal suppress the rest "
         "of a class once one of it is picked."

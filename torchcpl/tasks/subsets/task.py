@@ -33,7 +33,7 @@ REFERENCE = "k-Means (oracle k)"
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
 REPORTED_CLASSES = 0.3  # share of the classes that training never sees
 
-Encoded: TypeAlias = Tensor | tuple[Tensor, Tensor]  # features, and what CPL is told of pairs
+Encoded: TypeAlias = Tensor | tuple[Tensor, Tensor]  # features (B, N, d), and the input (B, N, N) of CPL's coverage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class SubsetsConfig(BagProtocol, TrainConfig):
     weights: str = option("", "ResNet-18 weights, .safetensors or .pth (cifar10, cifar100)")
 
     bags: int = option(5000, "bags drawn an epoch", low=1)
-    validation_bags: int = option(1000, "bags of each fixed set", low=1)
+    validation_bags: int = option(1000, "bags to validate on, and as many to report on", low=1)
     split: str = option(
         "items", "what is reported on: new items of the same classes, or 30% of the classes, never seen",
         choices=("items", "classes"),
@@ -61,8 +61,8 @@ class SubsetsConfig(BagProtocol, TrainConfig):
     heads: int = option(4, "attention heads", low=1)
     ffn: int = option(1024, "width of the feed-forward blocks", low=1)
     distances: str = option(
-        "none", "what attention, and coverage of CPL, are told of distances between the items: nothing, these beside "
-        "the features, or these only", choices=("none", "also", "only"),
+        "none", "cosine distances between the items as input to attention and CPL's coverage: none; also, beside "
+        "the features; only, instead of them", choices=("none", "also", "only"),
     )  # fmt: skip
     projection: bool = option(True, "a linear layer before the encoder; without it only where widths differ")
     dropout: float = option(0.1, "dropout in encoder, decoder and heads", low=0.0, high=0.9)
@@ -126,7 +126,7 @@ class SubsetsModel(SelectionModel):
         self.config, self.max_len = config, config.max_len
 
     def encode(self, inputs: Bags) -> Encoded:
-        """Features (B, N, d) and, for a coverage that knows the distances, a number for each pair (B, N, N)."""
+        """Features (B, N, d) and, for a coverage that knows the distances, its input for each pair (B, N, N)."""
         check_tensor("features", inputs.features, ("B", "N", len(self.shift)), "float")
         features = inputs.features
         if self.training and self.config.input_mix > 0:
@@ -151,7 +151,7 @@ class SubsetsModel(SelectionModel):
         return self.method.select(features, inputs.mask, self.max_len, knob)
 
     def answers(self, features: Encoded, inputs: Bags, knobs: tuple[float, ...]) -> list[Tensor]:
-        """The picks (B, T) for every knob; a method that selects step by step takes the steps once."""
+        """The picks (B, T) for every knob; a method that selects step by step decodes once for all of them."""
         if isinstance(self.method, Stepwise) and len(knobs) > 1:
             return self.method.sweep(self.method.potentials(features, inputs.mask), self.max_len, knobs)
         return [self.decode(features, inputs, knob).indices for knob in knobs]
