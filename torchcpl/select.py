@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchcpl.checks import check_choice, check_count, describe
 from torchcpl.constraints import Constraint, Forbid, Require, Rules
@@ -162,20 +163,16 @@ def pile_potentials(
 def greedy_to_median(
     pot: Potentials, most: int | None = None, least: int = 0, constraints: Sequence[Constraint] = ()
 ) -> Selection:
-    """Greedy picks, as many as the median of their number says: up to the first k with P(stopped by k) ≥ ½.
+    """Greedy picks, refined, as many as the median of their number says: the first k with P(stopped by k) ≥ ½.
 
     P(stopped by k) = 1 − Π_{t ≤ k}(1 − P(stop after t picks)).
     """
     found = greedy(pot, most, min_len=least, stop_threshold=0.5, constraints=constraints)  # at the median or later
     rules = Rules(pot, most, least, 0.0, constraints)
     stop = prefix_log_probs(pot, trimmed(found.indices).unsqueeze(1), rules)[1][:, 0]  # (B, T+1)
-    length = torch.minimum(median_length(stop.exp()), found.lengths)
-    ended = torch.arange(found.indices.shape[1], device=stop.device) >= length.unsqueeze(-1)
-    assert found.step_log_prob is not None
-    steps = found.step_log_prob.masked_fill(ended, 0)
-    log_prob = steps.sum(-1) + stop.gather(1, length.unsqueeze(-1)).squeeze(-1)
-    indices = found.indices.masked_fill(ended, -1)
-    return replace(found, indices=indices, lengths=length, log_prob=log_prob, step_log_prob=steps)
+    ended = torch.arange(found.indices.shape[1], device=stop.device) >= median_length(stop.exp()).unsqueeze(-1)
+    found = replace(found, indices=found.indices.masked_fill(ended, -1))
+    return refine(pot, found, max_len=most, min_len=least, constraints=constraints)
 
 
 def median_length(stop: Tensor) -> Tensor:
@@ -203,12 +200,10 @@ class _Picker:
         constraints: list[Constraint] = [Forbid(forbidden)] if bool(forbidden.any()) else []
         constraints += [Require(required, first=True)] if bool(required.any()) else []
         least, most = between
+        if self.num_hypotheses == 1 and not self.exact:
+            return greedy_to_median(pot, most, least, constraints)
         if self.num_hypotheses == 1:
-            found = (
-                greedy(pot, most, min_len=least, constraints=constraints)
-                if self.exact
-                else greedy_to_median(pot, most, least, constraints)
-            )
+            found = greedy(pot, most, min_len=least, constraints=constraints)
             return refine(pot, found, max_len=most, min_len=least, constraints=constraints)
 
         def apart(picks: Tensor) -> Tensor:
@@ -575,17 +570,13 @@ def distinct(values: Tensor, metric: str, required: Tensor, forbidden: Tensor, b
 
 def _joined(parts: Sequence[Selection], single: bool) -> Selection:
     """The batches concatenated, as long as the longest selection; for a single pile its row."""
-    longest = max(1, max(int(part.lengths.max()) for part in parts))
+    longest = max(1, *(int(part.lengths.max()) for part in parts))
 
-    def column(name: str) -> Any:
-        tensors = [getattr(part, name) for part in parts]
-        if tensors[0] is None:
-            return None
-        if name in ("indices", "step_log_prob"):
-            fill = -1 if name == "indices" else 0
-            tensors = [torch.nn.functional.pad(t, (0, longest - t.shape[-1]), value=fill) for t in tensors]
-        whole = torch.cat(tensors)
-        return whole[0] if single else whole
+    def columns(part: Selection) -> tuple[Tensor, ...]:
+        rest = (0, longest - part.indices.shape[-1])
+        assert part.step_log_prob is not None
+        return part.lengths, part.log_prob, pad(part.indices, rest, value=-1), pad(part.step_log_prob, rest)
 
-    names = [name for name in ("indices", "lengths", "log_prob", "weight", "step_log_prob") if hasattr(parts[0], name)]
-    return Selection(num_candidates=parts[0].num_candidates, **{name: column(name) for name in names})
+    lengths, log_prob, indices, steps = map(torch.cat, zip(*map(columns, parts), strict=True))
+    found = Selection(indices, lengths, log_prob, parts[0].num_candidates, step_log_prob=steps)
+    return found.map(lambda part: part[0]) if single else found

@@ -171,7 +171,7 @@ class PilesModel(SelectionModel):
 
     def decode(self, features: Potentials, inputs: Bags, knob: float | None = None) -> Selection:
         pot = replace(features, stop=features.stop + (knob or 0.0))
-        return refine(pot, greedy_to_median(pot, least=1), min_len=1)
+        return greedy_to_median(pot, least=1)
 
 
 class Ahead:
