@@ -105,13 +105,12 @@ def select_by(
     check_count("seed", seed, 0)
     x = x if isinstance(x, np.ndarray | Tensor) else as_array("x", x)
     place = as_device((x.device if isinstance(x, Tensor) else "cpu") if device is None else device)
-    many = is_large(x, metric)
-    values = None if many else as_vectors(x, metric).to(place)
-    shape = (1, len(x)) if values is None else (1, *values.shape[:1]) if values.dim() == 2 else tuple(values.shape[:2])
-    required, forbidden = (
-        as_mask(name, given, shape, place) for name, given in zip(("require", "forbid"), rules, strict=False)
-    )
-    bonus = as_weights(rules[2], shape, place)
+    many, single = is_large(x, metric), x.ndim == 2
+    values: Any = x if many else as_vectors(x, metric).to(place)
+    shape = (1, len(x)) if single else tuple(x.shape[:2])
+    require, forbid, weights = rules
+    required, forbidden = as_mask("require", require, shape, place), as_mask("forbid", forbid, shape, place)
+    bonus = as_weights(weights, shape, place)
     least, most = sizes(size, *between, required, forbidden)
     picker = _Picker(model or shipped(str(place)), size is not None, num_hypotheses, seed)
     if num_hypotheses > 1 and least > 2 * TRAINED:
@@ -119,21 +118,20 @@ def select_by(
     if many or (metric != "precomputed" and shape[1] > DIRECT):
         if num_hypotheses > 1:
             raise ValueError(f"num_hypotheses: expected 1 for a pile of more than {DIRECT} rows, got {num_hypotheses}")
-        piles = zip([x] if values is None else values, required, forbidden, bonus, strict=True)
+        piles = zip([values] if single else values, required, forbidden, bonus, strict=True)
         large = [
             _large(picker, Rows(pile, metric, place), must, never, extra, (least, most))
             for pile, must, never, extra in piles
         ]
-        return _joined([found.map(lambda part: part.unsqueeze(0)) for found in large], values is None)
-    assert values is not None
-    single, values = values.dim() == 2, values.view(*shape, -1)
+        return _joined([found.map(lambda part: part.unsqueeze(0)) for found in large], single)
+    values = values.view(*shape, -1)
     kept = distinct(values, metric, required, forbidden, bonus, least)
     chunk = max(1, 2**22 // shape[1] ** 2)
-    found = []
-    for i in range(0, shape[0], chunk):
-        rows = slice(i, i + chunk)
-        d = values[rows].float() if metric == "precomputed" else distances(values[rows], metric)
-        found.append(picker(d, kept[rows], required[rows], forbidden[rows], bonus[rows], (least, most)))
+    parts = (whole.split(chunk) for whole in (values, kept, required, forbidden, bonus))
+    found = [
+        picker(distances(pile, metric), real, must, never, extra, (least, most))
+        for pile, real, must, never, extra in zip(*parts, strict=True)
+    ]
     return _joined(found, single)
 
 
@@ -149,13 +147,11 @@ def pile_potentials(
     if len(x) > DIRECT:
         raise ValueError(f"x: expected at most {DIRECT} rows, got {len(x)}")
     values = as_vectors(x, metric).unsqueeze(0)
-    shape = (1, values.shape[1])
-    required, forbidden = (
-        as_mask(name, rows, shape, values.device) for name, rows in (("require", require), ("forbid", forbid))
-    )
-    bonus = as_weights(weights, shape, values.device)
+    shape, place = (1, len(x)), values.device
+    required, forbidden = as_mask("require", require, shape, place), as_mask("forbid", forbid, shape, place)
+    bonus = as_weights(weights, shape, place)
     kept = distinct(values, metric, required, forbidden, bonus, least)
-    pot: Potentials = shipped("cpu")(values.float() if metric == "precomputed" else distances(values, metric), kept)
+    pot: Potentials = shipped("cpu")(distances(values, metric), kept)
     return replace(pot, unary=pot.unary + bonus.to(pot.unary))
 
 

@@ -31,7 +31,12 @@ GROUP, GROUPS = 20, 8  # where groups are not clear: items of one, and the most 
 
 
 def distances(x: Tensor, metric: str = "euclidean") -> Tensor:
-    """(..., N, D) to (..., N, N) in float32; symmetric, zero on the diagonal. ``metric``: ``euclidean | cosine``."""
+    """(..., N, D) to (..., N, N) in float32; symmetric, zero on the diagonal.
+
+    ``metric``: ``euclidean | cosine``, or ``precomputed`` where ``x`` is the distances.
+    """
+    if metric == "precomputed":
+        return x.float()
     x = x.double()  # float32 products would cancel
     if metric == "cosine":
         x = F.normalize(x, dim=-1)
