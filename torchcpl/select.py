@@ -25,7 +25,7 @@ from torchcpl.constraints import Constraint, Forbid, Require, Rules
 from torchcpl.decoding.greedy import greedy
 from torchcpl.decoding.refine import refine
 from torchcpl.encoders.distances import DistanceModel, distances
-from torchcpl.files import track, write_atomic
+from torchcpl.files import track
 from torchcpl.functional import prefix_log_probs, trimmed
 from torchcpl.hypotheses import hypotheses
 from torchcpl.interactions.base import gather_rows
@@ -33,13 +33,13 @@ from torchcpl.potentials import Potentials, Selection, as_device, picked_mask
 from torchcpl.reduce import BLOCK, Rows, kmeans, nearest, pivots, precise, reduce, sample, spectral
 
 SHIPPED = Path(__file__).parent / "models" / "piles.safetensors"
-LEAST, MOST = 1e-15, 1e15  # of the largest number of a pile, whose squares are float32
+LEAST, MOST = 1e-15, 1e15  # bounds of the largest number of a pile: its square must fit into float32
 METRICS = ("euclidean", "cosine", "precomputed")
 DIRECT = 512  # the largest pile whose full distance matrix the model gets
 WHOLE = 400  # micro-clusters of a larger pile that it sees at once
-TRAINED = 40  # more picks than it was trained on are made in a graph of neighbours
-GRAPH, PART = 50, 128  # rows in it for every pick, and the picks in one graph
-SAME = 0.1  # answers that differ by less in what is near their picks are one
+TRAINED = 40  # the most picks that the model was trained on; for more see `_spread`
+GRAPH, PART = 50, 128  # of the graph of neighbours: rows for every pick, and the most picks
+SAME = 0.1  # hypotheses nearer to each other than this, by `apart`, count as one
 MOST_PRECOMPUTED = 4096
 DTYPES = {"F16": np.float16, "F32": np.float32}
 
@@ -139,10 +139,7 @@ def select_by(
 def pile_potentials(
     x: Any, metric: str = "euclidean", weights: Any = None, require: Any = None, forbid: Any = None, least: int = 1
 ) -> Potentials:
-    """What ``select`` picks by from a pile (N, D) of at most `DIRECT` rows; of equal rows all but one are masked.
-
-    That is a required one, and there are more where else fewer than ``least`` would be left.
-    """
+    """The potentials from which ``select`` picks, of a pile (N, D) of at most `DIRECT` rows, masked by `distinct`."""
     check_choice("metric", metric, METRICS)
     if len(x) > DIRECT:
         raise ValueError(f"x: expected at most {DIRECT} rows, got {len(x)}")
@@ -179,7 +176,7 @@ def median_length(stop: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Picker:
-    """Picks by a model from distances; where ``exact`` as many as there may be at most."""
+    """Decodes the potentials of a model; where ``exact``, as many picks as are allowed."""
 
     model: DistanceModel
     exact: bool
@@ -190,7 +187,7 @@ class _Picker:
     def __call__(
         self, d: Tensor, mask: Tensor, required: Tensor, forbidden: Tensor, bonus: Tensor, between: tuple[int, int]
     ) -> Selection:
-        """From piles with distances (B, N, N); all else (B, N)."""
+        """The picks from piles with distances ``d`` (B, N, N); the other tensors are (B, N)."""
         pot: Potentials = self.model(d, mask)
         pot = replace(pot, unary=pot.unary + bonus.to(pot.unary))
         constraints: list[Constraint] = [Forbid(forbidden)] if bool(forbidden.any()) else []
@@ -203,7 +200,7 @@ class _Picker:
             return refine(pot, found, max_len=most, min_len=least, constraints=constraints)
 
         def apart(picks: Tensor) -> Tensor:
-            """(B, K, K) the difference of answers (B, K, T) in the rows' distances to them, relative to their mean."""
+            """(B, K, K) between answers (B, K, T): how far rows' distances to their pick differ, relative to d."""
             far = d.masked_fill(~mask.unsqueeze(1), 0).amax((1, 2)).view(-1, 1, 1, 1)
             to = gather_rows(d, picks).where((picks >= 0).unsqueeze(-1), far).amin(2)  # (B, K, N) to the nearest pick
             to = to.masked_fill(~mask.unsqueeze(1), 0) / mask.sum(-1).view(-1, 1, 1)
@@ -346,7 +343,7 @@ def shipped(device: str) -> DistanceModel:
 
 
 def load_model(path: str | Path, device: str = "cpu") -> tuple[DistanceModel, dict[str, str]]:
-    """A model and what else is said in a safetensors file."""
+    """The model and the metadata of a safetensors file."""
     weights, said = read_safetensors(path)
     try:
         model = DistanceModel(**json.loads(said["model"]))
@@ -354,19 +351,6 @@ def load_model(path: str | Path, device: str = "cpu") -> tuple[DistanceModel, di
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path}: expected a model of distances, got other weights") from error
     return model.to(device).eval().requires_grad_(False), said
-
-
-def save_model(path: str | Path, model: DistanceModel, dtype: str = "F16", **said: str) -> None:
-    """Write a file for ``load_model`` in ``dtype``, ``F16 | F32``, with ``said`` as metadata."""
-    header: dict[str, Any] = {"__metadata__": {**said, "model": json.dumps(model.widths)}}
-    data = b""
-    for name, value in model.state_dict().items():
-        part = value.detach().cpu().numpy().astype(DTYPES[dtype]).tobytes()
-        header[name] = {"dtype": dtype, "shape": list(value.shape), "data_offsets": [len(data), len(data) + len(part)]}
-        data += part
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    write_atomic(path, len(text).to_bytes(8, "little") + text + data)
 
 
 def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -390,7 +374,7 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
 
 
 def as_array(name: str, given: Any) -> Tensor:
-    """Numbers of any kind, or True and False, as a tensor; the values are the caller's own, never written to."""
+    """Numbers of any kind, or booleans, as a tensor, which may share the caller's memory and is never written to."""
     if isinstance(given, Tensor):
         if given.is_meta or given.is_complex() or given.layout != torch.strided:
             raise ValueError(f"{name}: expected a dense tensor of numbers, got {describe(given)}")
@@ -435,7 +419,7 @@ def check_scale(largest: float) -> None:
 
 
 def as_rows(given: Any, metric: str, first: int = 0) -> Tensor:
-    """``as_vectors`` of a part of a pile, from its row ``first`` on, whatever its scale."""
+    """``as_vectors`` without the check of the scale, of the rows of a pile from ``first`` on."""
     x = as_array("x", given)
     if x.dtype == torch.bool:
         raise ValueError(f"x: expected numbers, got {describe(x)}")

@@ -21,13 +21,13 @@ from torchcpl.potentials import Potentials
 
 WALKS = (2, 4, 8, 32)  # lengths t of the random walks
 RIDGES = (0.2, 0.05)  # of the spectral projectors, relative to the Gram matrix's norm
-NEIGHBOURS = (1, 2, 3, 5, 8, 12, 20, 40)  # whose distances a node knows
+NEIGHBOURS = (1, 2, 3, 5, 8, 12, 20, 40)  # whose distances are features of a node
 KERNELS = 4
-EDGE_FEATURES = 7 + KERNELS * len(WALKS)  # and one for each ridge
-NODE_FEATURES = len(NEIGHBOURS) + 2 + KERNELS * (1 + 2 * len(WALKS)) + 1  # and two for each ridge
+EDGE_FEATURES = 7 + KERNELS * len(WALKS)  # without those of the ridges, one each
+NODE_FEATURES = len(NEIGHBOURS) + 2 + KERNELS * (1 + 2 * len(WALKS)) + 1  # without those of the ridges, two each
 TINY = 1e-6
 CHUNK = 6400  # pairs
-GROUP, GROUPS = 20, 8  # where groups are not clear: items of one, and the most of them
+GROUP, GROUPS = 20, 8  # the prior number of groups: one for every 20 items, at most 8
 
 
 def distances(x: Tensor, metric: str = "euclidean") -> Tensor:
@@ -103,7 +103,7 @@ def distance_features(d: Tensor, mask: Tensor, ridges: tuple[float, ...] = RIDGE
 
 
 def _neighbours(d: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances (B, N, N), ∞ to itself and to padding: ascending, and of every item how many are nearer, 0 at ∞."""
+    """Sorted distances, and ranks: how many items are nearer, 0 at ∞; from (B, N, N), ∞ to itself and to padding."""
     if d.is_cuda or torch.compiler.is_compiling():
         near, order = d.sort(-1)
     else:  # NumPy's takes a quarter of the time
@@ -219,7 +219,7 @@ class _Layer(nn.Module):
 
 
 class _EdgeUpdate(nn.Module):
-    """Pairs learn from both their ends and from walks over kernels made of the pairs themselves."""
+    """Updates pairs by their two nodes and by random walks over kernels that are computed from the pairs."""
 
     lengths = (2, 4, 8)
     kernels = 2
@@ -246,7 +246,7 @@ class _EdgeUpdate(nn.Module):
         return found
 
     def _walked(self, logits: Tensor, mask: Tensor, pairs: Pairs) -> Tensor:
-        """Logits (B, K, P) of the kernels to the walks over them (B, K·t, P)."""
+        """Logits (B, K, P) of the kernels to log-probabilities of walks over them (B, K·t, P)."""
         strength = logits.sigmoid().square() + 1e-7  # so that every walk leads somewhere
         strength = pairs.square(strength).masked_fill(~(mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1), 0)
         return _walks(strength, mask, pairs, self.lengths)[0]
@@ -319,7 +319,7 @@ class _Linear(torch.autograd.Function):
 
 
 class DistanceBias(nn.Module):
-    """What an encoder over vectors is told of the distances between them: a term for each node, numbers for each pair.
+    """Distances as inputs of an encoder over vectors: a term to add to each node, ``outputs`` numbers for each pair.
 
     Distances (B, N, N) and ``mask`` (B, N) to (B, N, dim) and symmetric (B, outputs, N, N), zero on the diagonal.
     """
@@ -335,7 +335,7 @@ class DistanceBias(nn.Module):
 
 
 def excess(log_k: Tensor, mask: Tensor) -> Tensor:
-    """log k (B,) beyond that of the number of groups to shrink towards, of bags with ``mask`` (B, N)."""
+    """log k (B,) less the log of the prior number of groups, of bags with ``mask`` (B, N)."""
     return log_k - (mask.sum(-1).clamp(1, GROUP * GROUPS) / GROUP).log()
 
 
@@ -343,12 +343,12 @@ class DistanceModel(nn.Module):
     """Potentials of bags of which only the distances are known.
 
     Nodes attend to each other with a bias from their pairs; after every second layer the pairs are updated. θ comes
-    from the nodes, how far pick i covers j from the pair and a term of each end. The stop starts at −slope·k + offset
-    and every pick adds slope and a term of its own, never less than nothing, with k, the number of groups, guessed from
-    all nodes together.
+    from the nodes; how far pick i covers candidate j comes from their pair and a term of each. The logit of the stop
+    starts at −slope·k + offset, where k, the number of groups, is predicted from all nodes; every pick adds its slope
+    and a term of its own, together at least 0.
 
-    ``calibration`` is fitted after training, on kinds of data that training did not see, of which a model is too sure:
-    a temperature and a bias of the stop, and how far the number of groups shrinks towards N / 20, at most 8.
+    ``calibration`` corrects overconfidence on unseen kinds of data and is fitted on such data after training: a
+    temperature and a bias of the stop, and how far k shrinks towards N / 20, at most 8.
     """
 
     precise = True  # stays in float32: rounding of scores changes picks
