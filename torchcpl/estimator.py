@@ -124,8 +124,7 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     def _picks(self, X: NDArray[Any]) -> NDArray[np.int64]:
         between = (self.min_size, self.max_size)
         found = select_by(self.model_, X, self.size, self.metric, between, seed=self._seed())
-        rows: NDArray[np.int64] = found.indices[found.indices >= 0].numpy()
-        return rows
+        return found.indices[found.indices >= 0].numpy()
 
     def _seed(self) -> int:
         seed = 0 if self.random_state is None else self.random_state

@@ -170,8 +170,7 @@ def greedy_to_median(
 
 def median_length(stop: Tensor) -> Tensor:
     """(B,) the median of the number of picks, from P(stop) after each number of them (B, T+1); T where it is beyond."""
-    going_on: Tensor = (1 - stop[:, :-1]).cumprod(-1) > 0.5
-    return going_on.sum(-1)
+    return ((1 - stop[:, :-1]).cumprod(-1) > 0.5).sum(-1)
 
 
 @dataclass(frozen=True)

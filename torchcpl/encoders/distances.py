@@ -189,8 +189,7 @@ def _projections(gram: Tensor, both: Tensor, ridges: tuple[float, ...]) -> Tenso
         inverse = half.transpose(-1, -2) @ half
     else:
         inverse = torch.cholesky_inverse(factor)
-    projected: Tensor = (identity - ridge * inverse).float() * both.unsqueeze(1)
-    return projected
+    return (identity - ridge * inverse).float() * both.unsqueeze(1)
 
 
 def _cosine(gram: Tensor) -> Tensor:
@@ -214,8 +213,7 @@ class _Layer(nn.Module):
         q, k, v = self.qkv(self.norm(h)).view(batch, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, N, ·)
         mixed = F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype))
         h = h + self.out(mixed.transpose(1, 2).reshape(batch, n, dim))
-        after: Tensor = h + self.ffn(self.norm2(h))
-        return after
+        return h + self.ffn(self.norm2(h))
 
 
 class _EdgeUpdate(nn.Module):

@@ -166,8 +166,7 @@ class PilesModel(SelectionModel):
         return {"loss": loss, **found}
 
     def encode(self, inputs: Bags) -> Potentials:
-        pot: Potentials = self.net(inputs.d, inputs.mask)
-        return pot
+        return self.net(inputs.d, inputs.mask)
 
     def decode(self, features: Potentials, inputs: Bags, knob: float | None = None) -> Selection:
         pot = replace(features, stop=features.stop + (knob or 0.0))
