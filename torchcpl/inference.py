@@ -301,7 +301,7 @@ def _matmul_precision(precision: str | None) -> Iterator[None]:
     """Set the precision of float32 products; unchanged for None, or where torch's newer setting is in use."""
     before = None
     if precision is not None:
-        with suppress(RuntimeError):  # of torch where that is in use
+        with suppress(RuntimeError):  # where the newer setting is in use
             before = torch.get_float32_matmul_precision()
             torch.set_float32_matmul_precision(precision)
     try:
