@@ -36,11 +36,12 @@ from torch.nn import functional as F
 from torchcpl.checkpoints import load_checkpoint
 from torchcpl.config import from_toml, override
 from torchcpl.encoders.distances import DistanceModel, distance_features, distances, excess
+from torchcpl.estimator import save_model
 from torchcpl.files import write_json
 from torchcpl.interactions import DenseCoverage
 from torchcpl.metrics import cluster_scores
 from torchcpl.provenance import run_info
-from torchcpl.select import SHIPPED, load_model, median_length, save_model
+from torchcpl.select import SHIPPED, load_model, median_length
 from torchcpl.tasks.piles.data import MOST_GROUPS, Bags, digits, fixed_bags, load_sets, wide_vectors
 from torchcpl.tasks.piles.task import (
     Ahead,

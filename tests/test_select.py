@@ -13,9 +13,10 @@ import torch
 
 import torchcpl as cpl
 from torchcpl.cli import main
+from torchcpl.estimator import save_model
 from torchcpl.interactions import DenseCoverage
 from torchcpl.reduce import Rows, neighbours, pivots, reduce, spectral
-from torchcpl.select import apportion, assign, greedy_to_median, load_model, save_model, shipped
+from torchcpl.select import apportion, assign, greedy_to_median, load_model, shipped
 from torchcpl.vectors import read_vectors
 
 

@@ -16,12 +16,13 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from torchcpl.checks import check_choice, check_count, describe
-from torchcpl.encoders.distances import distances
-from torchcpl.files import extra
+from torchcpl.encoders.distances import DistanceModel, distances
+from torchcpl.files import extra, write_atomic
 from torchcpl.losses import subset_nll
-from torchcpl.select import as_vectors, assign, load_model, save_model, select_by, shipped
+from torchcpl.select import as_vectors, assign, load_model, select_by, shipped
 
 with extra():
+    from safetensors.torch import save
     from sklearn.base import BaseEstimator, ClusterMixin
     from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -110,7 +111,7 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         """The model, in float32, and the parameters as one safetensors file; no pickle."""
         check_is_fitted(self, "model_")
         said = json.dumps(self.get_params(), default=lambda value: value.item())
-        save_model(path, self.model_, "F32", selector=said)
+        save_model(path, self.model_, torch.float32, selector=said)
 
     @classmethod
     def load(cls, path: str | Path) -> Selector:
@@ -123,8 +124,7 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     def _picks(self, X: NDArray[Any]) -> NDArray[np.int64]:
         between = (self.min_size, self.max_size)
         found = select_by(self.model_, X, self.size, self.metric, between, seed=self._seed())
-        rows: NDArray[np.int64] = found.indices[found.indices >= 0].numpy()
-        return rows
+        return found.indices[found.indices >= 0].numpy()
 
     def _seed(self) -> int:
         seed = 0 if self.random_state is None else self.random_state
@@ -154,6 +154,12 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
             self.__dict__.pop(name, None)
         self.n_features_in_ = _array(bags[0]).shape[1]
         return self
+
+
+def save_model(path: str | Path, model: DistanceModel, dtype: torch.dtype = torch.float16, /, **said: str) -> None:
+    """Write a safetensors file for ``load_model``, the weights in ``dtype``, with ``said`` as metadata."""
+    weights = {name: value.to("cpu", dtype) for name, value in model.state_dict().items()}
+    write_atomic(path, save(weights, {**said, "model": json.dumps(model.widths)}))
 
 
 def _is_bags(X: Any) -> bool:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torchcpl.checks import check_choice, check_count, describe
 from torchcpl.constraints import Constraint, Forbid, Require, Rules
 from torchcpl.decoding.greedy import greedy
-from torchcpl.files import write_atomic
+from torchcpl.files import data_url, write_atomic
 from torchcpl.hypotheses import hypotheses
 from torchcpl.interactions import Contextual, Coverage, Dense, DenseCoverage, LowRank, Recent
 from torchcpl.metrics import path_distances
@@ -299,7 +299,7 @@ def _thumbnail(item: Any, side: int) -> str:
         mime = mimetypes.guess_type(item.name)[0] or ""
         if not mime.startswith("image/"):
             raise ValueError(f"items: expected the file of an image, got {item}")
-        return f"data:{mime};base64,{base64.b64encode(item.read_bytes()).decode()}"
+        return data_url(mime, item.read_bytes())
     pixels = _pixels("items", item)
     step = -(-max(pixels.shape[:2]) // side)
     pixels = np.pad(pixels, [(0, -extent % step) for extent in pixels.shape[:2]] + [(0, 0)], mode="edge")
@@ -330,4 +330,4 @@ def _png(pixels: Array) -> str:
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(lines.tobytes(), 9)), chunk(b"IEND", b"")
-    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()
+    return data_url("image/png", b"\x89PNG\r\n\x1a\n" + b"".join(parts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import csv
 import io
@@ -167,6 +168,11 @@ def read_parquet(path: str | Path) -> Any:
         return dataset.dataset(path, format="parquet").to_table()
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path}: not readable as Parquet: {str(error).splitlines()[0]}") from None
+
+
+def data_url(mime: str, data: bytes) -> str:
+    """A file inside a page."""
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

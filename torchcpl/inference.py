@@ -300,16 +300,15 @@ def _paired_linear(layer: nn.Linear, x: Tensor) -> Tensor:
 def _matmul_precision(precision: str | None) -> Iterator[None]:
     """Set the precision of float32 products; unchanged for None, or where torch's newer setting is in use."""
     before = None
-    with suppress(RuntimeError):
-        before = None if precision is None else torch.get_float32_matmul_precision()
-    if before is None or precision is None:
-        yield
-        return
-    torch.set_float32_matmul_precision(precision)
+    if precision is not None:
+        with suppress(RuntimeError):  # where the newer setting is in use
+            before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        if before is not None:
+            torch.set_float32_matmul_precision(before)
 
 
 @torch.no_grad()

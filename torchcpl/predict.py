@@ -141,8 +141,7 @@ def _tensor(example: Any, row: int) -> Tensor:
             raise ValueError(f"example {row}: expected numbers, in rows of equal length") from None
     if example.is_complex() or example.dtype == torch.bool:
         raise ValueError(f"example {row}: expected numbers, got {describe(example)}")
-    found: Tensor = example.detach()
-    return found.float() if found.is_floating_point() else found
+    return example.detach().float() if example.is_floating_point() else example.detach()
 
 
 def _padded(values: Tensor, width: int) -> NDArray[Any]:

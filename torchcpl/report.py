@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchcpl.files import write_atomic
+from torchcpl.files import data_url, write_atomic
 from torchcpl.plots import render, save
 from torchcpl.tables import Table
 
@@ -86,9 +85,8 @@ def _figure(panel: Panel) -> str:
     else:
         kind, mime = ("png", "image/png") if panel.dense else ("svg", "image/svg+xml")
         content = render(panel.figure, kind)
-    data = base64.b64encode(content).decode()
     return (
         f'<figure class="card{" wide" if panel.wide else ""}" id="{html.escape(panel.name)}">'
-        f'<div class="scroll"><img src="data:{mime};base64,{data}" alt="{html.escape(panel.title)}"></div>'
+        f'<div class="scroll"><img src="{data_url(mime, content)}" alt="{html.escape(panel.title)}"></div>'
         f"<figcaption><b>{html.escape(panel.title)}.</b> {html.escape(panel.caption)}</figcaption></figure>"
     )

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchcpl.checks import check_choice, check_count, describe
 from torchcpl.constraints import Constraint, Forbid, Require, Rules
 from torchcpl.decoding.greedy import greedy
 from torchcpl.decoding.refine import refine
 from torchcpl.encoders.distances import DistanceModel, distances
-from torchcpl.files import track, write_atomic
+from torchcpl.files import track
 from torchcpl.functional import prefix_log_probs, trimmed
 from torchcpl.hypotheses import hypotheses
 from torchcpl.interactions.base import gather_rows
@@ -32,13 +33,13 @@ from torchcpl.potentials import Potentials, Selection, as_device, picked_mask
 from torchcpl.reduce import BLOCK, Rows, kmeans, nearest, pivots, precise, reduce, sample, spectral
 
 SHIPPED = Path(__file__).parent / "models" / "piles.safetensors"
-LEAST, MOST = 1e-15, 1e15  # of the largest number of a pile, whose squares are float32
+LEAST, MOST = 1e-15, 1e15  # bounds of the largest number of a pile: its square must fit into float32
 METRICS = ("euclidean", "cosine", "precomputed")
 DIRECT = 512  # the largest pile whose full distance matrix the model gets
 WHOLE = 400  # micro-clusters of a larger pile that it sees at once
-TRAINED = 40  # more picks than it was trained on are made in a graph of neighbours
-GRAPH, PART = 50, 128  # rows in it for every pick, and the picks in one graph
-SAME = 0.1  # answers that differ by less in what is near their picks are one
+TRAINED = 40  # the most picks that the model was trained on; for more see `_spread`
+GRAPH, PART = 50, 128  # of the graph of neighbours: rows for every pick, and the most picks
+SAME = 0.1  # hypotheses nearer to each other than this, by `apart`, count as one
 MOST_PRECOMPUTED = 4096
 DTYPES = {"F16": np.float16, "F32": np.float32}
 
@@ -104,13 +105,12 @@ def select_by(
     check_count("seed", seed, 0)
     x = x if isinstance(x, np.ndarray | Tensor) else as_array("x", x)
     place = as_device((x.device if isinstance(x, Tensor) else "cpu") if device is None else device)
-    many = is_large(x, metric)
-    values = None if many else as_vectors(x, metric).to(place)
-    shape = (1, len(x)) if values is None else (1, *values.shape[:1]) if values.dim() == 2 else tuple(values.shape[:2])
-    required, forbidden = (
-        as_mask(name, given, shape, place) for name, given in zip(("require", "forbid"), rules, strict=False)
-    )
-    bonus = as_weights(rules[2], shape, place)
+    many, single = is_large(x, metric), x.ndim == 2
+    values: Any = x if many else as_vectors(x, metric).to(place)
+    shape = (1, len(x)) if single else tuple(x.shape[:2])
+    require, forbid, weights = rules
+    required, forbidden = as_mask("require", require, shape, place), as_mask("forbid", forbid, shape, place)
+    bonus = as_weights(weights, shape, place)
     least, most = sizes(size, *between, required, forbidden)
     picker = _Picker(model or shipped(str(place)), size is not None, num_hypotheses, seed)
     if num_hypotheses > 1 and least > 2 * TRAINED:
@@ -118,21 +118,20 @@ def select_by(
     if many or (metric != "precomputed" and shape[1] > DIRECT):
         if num_hypotheses > 1:
             raise ValueError(f"num_hypotheses: expected 1 for a pile of more than {DIRECT} rows, got {num_hypotheses}")
-        piles = zip([x] if values is None else values, required, forbidden, bonus, strict=True)
+        piles = zip([values] if single else values, required, forbidden, bonus, strict=True)
         large = [
             _large(picker, Rows(pile, metric, place), must, never, extra, (least, most))
             for pile, must, never, extra in piles
         ]
-        return _joined([found.map(lambda part: part.unsqueeze(0)) for found in large], values is None)
-    assert values is not None
-    single, values = values.dim() == 2, values.view(*shape, -1)
+        return _joined([found.map(lambda part: part.unsqueeze(0)) for found in large], single)
+    values = values.view(*shape, -1)
     kept = distinct(values, metric, required, forbidden, bonus, least)
     chunk = max(1, 2**22 // shape[1] ** 2)
-    found = []
-    for i in range(0, shape[0], chunk):
-        rows = slice(i, i + chunk)
-        d = values[rows].float() if metric == "precomputed" else distances(values[rows], metric)
-        found.append(picker(d, kept[rows], required[rows], forbidden[rows], bonus[rows], (least, most)))
+    parts = (whole.split(chunk) for whole in (values, kept, required, forbidden, bonus))
+    found = [
+        picker(distances(pile, metric), real, must, never, extra, (least, most))
+        for pile, real, must, never, extra in zip(*parts, strict=True)
+    ]
     return _joined(found, single)
 
 
@@ -140,21 +139,16 @@ def select_by(
 def pile_potentials(
     x: Any, metric: str = "euclidean", weights: Any = None, require: Any = None, forbid: Any = None, least: int = 1
 ) -> Potentials:
-    """What ``select`` picks by from a pile (N, D) of at most `DIRECT` rows; of equal rows all but one are masked.
-
-    That is a required one, and there are more where else fewer than ``least`` would be left.
-    """
+    """The potentials from which ``select`` picks, of a pile (N, D) of at most `DIRECT` rows, masked by `distinct`."""
     check_choice("metric", metric, METRICS)
     if len(x) > DIRECT:
         raise ValueError(f"x: expected at most {DIRECT} rows, got {len(x)}")
     values = as_vectors(x, metric).unsqueeze(0)
-    shape = (1, values.shape[1])
-    required, forbidden = (
-        as_mask(name, rows, shape, values.device) for name, rows in (("require", require), ("forbid", forbid))
-    )
-    bonus = as_weights(weights, shape, values.device)
+    shape, place = (1, len(x)), values.device
+    required, forbidden = as_mask("require", require, shape, place), as_mask("forbid", forbid, shape, place)
+    bonus = as_weights(weights, shape, place)
     kept = distinct(values, metric, required, forbidden, bonus, least)
-    pot: Potentials = shipped("cpu")(values.float() if metric == "precomputed" else distances(values, metric), kept)
+    pot: Potentials = shipped("cpu")(distances(values, metric), kept)
     return replace(pot, unary=pot.unary + bonus.to(pot.unary))
 
 
@@ -162,31 +156,26 @@ def pile_potentials(
 def greedy_to_median(
     pot: Potentials, most: int | None = None, least: int = 0, constraints: Sequence[Constraint] = ()
 ) -> Selection:
-    """Greedy picks, as many as the median of their number says: up to the first k with P(stopped by k) ≥ ½.
+    """Greedy picks, refined, as many as the median of their number says: the first k with P(stopped by k) ≥ ½.
 
     P(stopped by k) = 1 − Π_{t ≤ k}(1 − P(stop after t picks)).
     """
     found = greedy(pot, most, min_len=least, stop_threshold=0.5, constraints=constraints)  # at the median or later
     rules = Rules(pot, most, least, 0.0, constraints)
     stop = prefix_log_probs(pot, trimmed(found.indices).unsqueeze(1), rules)[1][:, 0]  # (B, T+1)
-    length = torch.minimum(median_length(stop.exp()), found.lengths)
-    ended = torch.arange(found.indices.shape[1], device=stop.device) >= length.unsqueeze(-1)
-    assert found.step_log_prob is not None
-    steps = found.step_log_prob.masked_fill(ended, 0)
-    log_prob = steps.sum(-1) + stop.gather(1, length.unsqueeze(-1)).squeeze(-1)
-    indices = found.indices.masked_fill(ended, -1)
-    return replace(found, indices=indices, lengths=length, log_prob=log_prob, step_log_prob=steps)
+    ended = torch.arange(found.indices.shape[1], device=stop.device) >= median_length(stop.exp()).unsqueeze(-1)
+    found = replace(found, indices=found.indices.masked_fill(ended, -1))
+    return refine(pot, found, max_len=most, min_len=least, constraints=constraints)
 
 
 def median_length(stop: Tensor) -> Tensor:
     """(B,) the median of the number of picks, from P(stop) after each number of them (B, T+1); T where it is beyond."""
-    going_on: Tensor = (1 - stop[:, :-1]).cumprod(-1) > 0.5
-    return going_on.sum(-1)
+    return ((1 - stop[:, :-1]).cumprod(-1) > 0.5).sum(-1)
 
 
 @dataclass(frozen=True)
 class _Picker:
-    """Picks by a model from distances; where ``exact`` as many as there may be at most."""
+    """Decodes the potentials of a model; where ``exact``, as many picks as are allowed."""
 
     model: DistanceModel
     exact: bool
@@ -197,22 +186,20 @@ class _Picker:
     def __call__(
         self, d: Tensor, mask: Tensor, required: Tensor, forbidden: Tensor, bonus: Tensor, between: tuple[int, int]
     ) -> Selection:
-        """From piles with distances (B, N, N); all else (B, N)."""
+        """The picks from piles with distances ``d`` (B, N, N); the other tensors are (B, N)."""
         pot: Potentials = self.model(d, mask)
         pot = replace(pot, unary=pot.unary + bonus.to(pot.unary))
         constraints: list[Constraint] = [Forbid(forbidden)] if bool(forbidden.any()) else []
         constraints += [Require(required, first=True)] if bool(required.any()) else []
         least, most = between
+        if self.num_hypotheses == 1 and not self.exact:
+            return greedy_to_median(pot, most, least, constraints)
         if self.num_hypotheses == 1:
-            found = (
-                greedy(pot, most, min_len=least, constraints=constraints)
-                if self.exact
-                else greedy_to_median(pot, most, least, constraints)
-            )
+            found = greedy(pot, most, min_len=least, constraints=constraints)
             return refine(pot, found, max_len=most, min_len=least, constraints=constraints)
 
         def apart(picks: Tensor) -> Tensor:
-            """(B, K, K) the difference of answers (B, K, T) in the rows' distances to them, relative to their mean."""
+            """(B, K, K) between answers (B, K, T): how far rows' distances to their pick differ, relative to d."""
             far = d.masked_fill(~mask.unsqueeze(1), 0).amax((1, 2)).view(-1, 1, 1, 1)
             to = gather_rows(d, picks).where((picks >= 0).unsqueeze(-1), far).amin(2)  # (B, K, N) to the nearest pick
             to = to.masked_fill(~mask.unsqueeze(1), 0) / mask.sum(-1).view(-1, 1, 1)
@@ -355,7 +342,7 @@ def shipped(device: str) -> DistanceModel:
 
 
 def load_model(path: str | Path, device: str = "cpu") -> tuple[DistanceModel, dict[str, str]]:
-    """A model and what else is said in a safetensors file."""
+    """The model and the metadata of a safetensors file."""
     weights, said = read_safetensors(path)
     try:
         model = DistanceModel(**json.loads(said["model"]))
@@ -363,19 +350,6 @@ def load_model(path: str | Path, device: str = "cpu") -> tuple[DistanceModel, di
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path}: expected a model of distances, got other weights") from error
     return model.to(device).eval().requires_grad_(False), said
-
-
-def save_model(path: str | Path, model: DistanceModel, dtype: str = "F16", **said: str) -> None:
-    """Write a file for ``load_model`` in ``dtype``, ``F16 | F32``, with ``said`` as metadata."""
-    header: dict[str, Any] = {"__metadata__": {**said, "model": json.dumps(model.widths)}}
-    data = b""
-    for name, value in model.state_dict().items():
-        part = value.detach().cpu().numpy().astype(DTYPES[dtype]).tobytes()
-        header[name] = {"dtype": dtype, "shape": list(value.shape), "data_offsets": [len(data), len(data) + len(part)]}
-        data += part
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    write_atomic(path, len(text).to_bytes(8, "little") + text + data)
 
 
 def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -399,7 +373,7 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
 
 
 def as_array(name: str, given: Any) -> Tensor:
-    """Numbers of any kind, or True and False, as a tensor; the values are the caller's own, never written to."""
+    """Numbers of any kind, or booleans, as a tensor, which may share the caller's memory and is never written to."""
     if isinstance(given, Tensor):
         if given.is_meta or given.is_complex() or given.layout != torch.strided:
             raise ValueError(f"{name}: expected a dense tensor of numbers, got {describe(given)}")
@@ -444,7 +418,7 @@ def check_scale(largest: float) -> None:
 
 
 def as_rows(given: Any, metric: str, first: int = 0) -> Tensor:
-    """``as_vectors`` of a part of a pile, from its row ``first`` on, whatever its scale."""
+    """``as_vectors`` without the check of the scale, of the rows of a pile from ``first`` on."""
     x = as_array("x", given)
     if x.dtype == torch.bool:
         raise ValueError(f"x: expected numbers, got {describe(x)}")
@@ -575,17 +549,13 @@ def distinct(values: Tensor, metric: str, required: Tensor, forbidden: Tensor, b
 
 def _joined(parts: Sequence[Selection], single: bool) -> Selection:
     """The batches concatenated, as long as the longest selection; for a single pile its row."""
-    longest = max(1, max(int(part.lengths.max()) for part in parts))
+    longest = max(1, *(int(part.lengths.max()) for part in parts))
 
-    def column(name: str) -> Any:
-        tensors = [getattr(part, name) for part in parts]
-        if tensors[0] is None:
-            return None
-        if name in ("indices", "step_log_prob"):
-            fill = -1 if name == "indices" else 0
-            tensors = [torch.nn.functional.pad(t, (0, longest - t.shape[-1]), value=fill) for t in tensors]
-        whole = torch.cat(tensors)
-        return whole[0] if single else whole
+    def columns(part: Selection) -> tuple[Tensor, ...]:
+        rest = (0, longest - part.indices.shape[-1])
+        assert part.step_log_prob is not None
+        return part.lengths, part.log_prob, pad(part.indices, rest, value=-1), pad(part.step_log_prob, rest)
 
-    names = [name for name in ("indices", "lengths", "log_prob", "weight", "step_log_prob") if hasattr(parts[0], name)]
-    return Selection(num_candidates=parts[0].num_candidates, **{name: column(name) for name in names})
+    lengths, log_prob, indices, steps = map(torch.cat, zip(*map(columns, parts), strict=True))
+    found = Selection(indices, lengths, log_prob, parts[0].num_candidates, step_log_prob=steps)
+    return found.map(lambda part: part[0]) if single else found

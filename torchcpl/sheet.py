@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 from torchcpl.constraints import Forbid, Require
 from torchcpl.explore import explore
-from torchcpl.files import extra, write_atomic
+from torchcpl.files import data_url, extra, write_atomic
 from torchcpl.potentials import Selection
 from torchcpl.select import as_mask, assign, pile_potentials
 from torchcpl.vectors import Vectors, read_image
@@ -98,5 +97,5 @@ def _item(vectors: Vectors, row: int, side: int) -> str:
         return f"<span>{name}</span>" if side < 100 else ""
     with extra():
         import cv2
-    data = base64.b64encode(cv2.imencode(".jpg", picture[..., ::-1])[1].tobytes()).decode()
-    return f'<img src="data:image/jpeg;base64,{data}" alt="{name}" title="{name}">'
+    data = data_url("image/jpeg", cv2.imencode(".jpg", picture[..., ::-1])[1].tobytes())
+    return f'<img src="{data}" alt="{name}" title="{name}">'

@@ -9,15 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchcpl.encoders.distances import (
-    DistanceModel,
-    Pairs,
-    both_ends,
-    distance_features,
-    distances,
-    square,
-    upper,
-)
+from torchcpl.encoders.distances import DistanceModel, Pairs, distance_features, distances
 from torchcpl.interactions import DenseCoverage
 from torchcpl.potentials import Potentials
 from torchcpl.predict import load
@@ -233,9 +225,9 @@ def test_features_do_not_see_scale_and_are_finite_for_equal_rows() -> None:
 
 def test_gradients_between_pairs_and_matrices() -> None:
     pairs, double = Pairs(4, torch.device("cpu")), {"dtype": torch.float64, "requires_grad": True}
-    assert torch.autograd.gradcheck(lambda e: square(e, pairs), torch.randn(2, 3, 6, **double))
-    assert torch.autograd.gradcheck(lambda m: upper(m, pairs), torch.randn(2, 3, 4, 4, **double))
-    assert torch.autograd.gradcheck(lambda h: both_ends(h, pairs), torch.randn(2, 3, 4, **double))
+    assert torch.autograd.gradcheck(pairs.square, torch.randn(2, 3, 6, **double))
+    assert torch.autograd.gradcheck(pairs.upper, torch.randn(2, 3, 4, 4, **double))
+    assert torch.autograd.gradcheck(pairs.both_ends, torch.randn(2, 3, 4, **double))
 
 
 @pytest.mark.parametrize("n", [1, 2, 9, 100])  # up to several parts of pairs

@@ -21,17 +21,22 @@ from torchcpl.potentials import Potentials
 
 WALKS = (2, 4, 8, 32)  # lengths t of the random walks
 RIDGES = (0.2, 0.05)  # of the spectral projectors, relative to the Gram matrix's norm
-NEIGHBOURS = (1, 2, 3, 5, 8, 12, 20, 40)  # whose distances a node knows
+NEIGHBOURS = (1, 2, 3, 5, 8, 12, 20, 40)  # whose distances are features of a node
 KERNELS = 4
-EDGE_FEATURES = 7 + KERNELS * len(WALKS)  # and one for each ridge
-NODE_FEATURES = len(NEIGHBOURS) + 2 + KERNELS * (1 + 2 * len(WALKS)) + 1  # and two for each ridge
+EDGE_FEATURES = 7 + KERNELS * len(WALKS)  # without those of the ridges, one each
+NODE_FEATURES = len(NEIGHBOURS) + 2 + KERNELS * (1 + 2 * len(WALKS)) + 1  # without those of the ridges, two each
 TINY = 1e-6
 CHUNK = 6400  # pairs
-GROUP, GROUPS = 20, 8  # where groups are not clear: items of one, and the most of them
+GROUP, GROUPS = 20, 8  # the prior number of groups: one for every 20 items, at most 8
 
 
 def distances(x: Tensor, metric: str = "euclidean") -> Tensor:
-    """(..., N, D) to (..., N, N) in float32; symmetric, zero on the diagonal. ``metric``: ``euclidean | cosine``."""
+    """(..., N, D) to (..., N, N) in float32; symmetric, zero on the diagonal.
+
+    ``metric``: ``euclidean | cosine``, or ``precomputed`` where ``x`` is the distances.
+    """
+    if metric == "precomputed":
+        return x.float()
     x = x.double()  # float32 products would cancel
     if metric == "cosine":
         x = F.normalize(x, dim=-1)
@@ -98,7 +103,7 @@ def distance_features(d: Tensor, mask: Tensor, ridges: tuple[float, ...] = RIDGE
 
 
 def _neighbours(d: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances (B, N, N), ∞ to itself and to padding: ascending, and of every item how many are nearer, 0 at ∞."""
+    """Sorted distances, and ranks: how many items are nearer, 0 at ∞; from (B, N, N), ∞ to itself and to padding."""
     if d.is_cuda or torch.compiler.is_compiling():
         near, order = d.sort(-1)
     else:  # NumPy's takes a quarter of the time
@@ -144,13 +149,13 @@ def _walks(
     power = kernels * root.unsqueeze(-1) * root.unsqueeze(-2)  # D^{−½} K D^{−½}: the powers stay symmetric
     total = degree.sum(-1, keepdim=True).clamp(min=1e-12)
     back = (total / safe).sqrt()  # 1/√π
-    scale = upper(back.unsqueeze(-1) * back.unsqueeze(-2), pairs)  # (B, K, P)
+    scale = pairs.upper(back.unsqueeze(-1) * back.unsqueeze(-2))  # (B, K, P)
     found, t = [], 1
     while t < max(lengths):
         power, t = power @ power, 2 * t
         if t in lengths:
             own = power.diagonal(dim1=-2, dim2=-1)  # (B, K, N)
-            found.append((upper(power, pairs) * scale, own * back.square(), own.sum(-1)))
+            found.append((pairs.upper(power) * scale, own * back.square(), own.sum(-1)))
     walks, own, traces = (torch.stack(column, 2).flatten(1, 2) for column in zip(*found, strict=True))
     mean = total / mask.sum(-1).clamp(min=1).view(-1, 1, 1)
     degree = (safe / mean.clamp(min=1e-12)).log().clamp(-6, 6)
@@ -184,8 +189,7 @@ def _projections(gram: Tensor, both: Tensor, ridges: tuple[float, ...]) -> Tenso
         inverse = half.transpose(-1, -2) @ half
     else:
         inverse = torch.cholesky_inverse(factor)
-    projected: Tensor = (identity - ridge * inverse).float() * both.unsqueeze(1)
-    return projected
+    return (identity - ridge * inverse).float() * both.unsqueeze(1)
 
 
 def _cosine(gram: Tensor) -> Tensor:
@@ -209,12 +213,11 @@ class _Layer(nn.Module):
         q, k, v = self.qkv(self.norm(h)).view(batch, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, N, ·)
         mixed = F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype))
         h = h + self.out(mixed.transpose(1, 2).reshape(batch, n, dim))
-        after: Tensor = h + self.ffn(self.norm2(h))
-        return after
+        return h + self.ffn(self.norm2(h))
 
 
 class _EdgeUpdate(nn.Module):
-    """Pairs learn from both their ends and from walks over kernels made of the pairs themselves."""
+    """Updates pairs by their two nodes and by random walks over kernels that are computed from the pairs."""
 
     lengths = (2, 4, 8)
     kernels = 2
@@ -235,15 +238,15 @@ class _EdgeUpdate(nn.Module):
         ends = self.ends(h).mT
         found = []
         for part, e, one in zip(pairs.parts(h), edges, normed, strict=True):
-            hidden = _mixed(self.own, one, both_ends(ends, pairs, part))
+            hidden = _mixed(self.own, one, pairs.both_ends(ends, part))
             hidden = _mixed(self.walks, walks[..., part], hidden)
             found.append(e + _mixed(self.out, hidden.relu_()))
         return found
 
     def _walked(self, logits: Tensor, mask: Tensor, pairs: Pairs) -> Tensor:
-        """Logits (B, K, P) of the kernels to the walks over them (B, K·t, P)."""
+        """Logits (B, K, P) of the kernels to log-probabilities of walks over them (B, K·t, P)."""
         strength = logits.sigmoid().square() + 1e-7  # so that every walk leads somewhere
-        strength = square(strength, pairs).masked_fill(~(mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1), 0)
+        strength = pairs.square(strength).masked_fill(~(mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1), 0)
         return _walks(strength, mask, pairs, self.lengths)[0]
 
 
@@ -272,26 +275,36 @@ class Pairs:
 
     def upper(self, matrices: Tensor) -> Tensor:
         """(B, C, N, N) to (B, C, P)."""
-        batch, channels = matrices.shape[:2]
-        return (
-            matrices.reshape(batch * channels, self.n**2)
-            .index_select(1, self.flat)
-            .view(batch, channels, len(self.flat))
-        )
+        return _Linear.apply(matrices, self._to_list, lambda grad: self._to_matrix(grad).triu())
 
     def square(self, edges: Tensor) -> Tensor:
         """(B, C, P) to symmetric (B, C, N, N), zero on the diagonal."""
+        return _Linear.apply(edges, self._to_matrix, lambda grad: self._to_list(grad + grad.mT))
+
+    def both_ends(self, nodes: Tensor, part: slice = slice(None)) -> Tensor:
+        """(B, C, N) to (B, C, P), the sum over the two ends; of some of the pairs where no gradient is needed."""
+        first, second = self.ends[:, part]
+        return _Linear.apply(
+            nodes,
+            lambda x: x.index_select(2, first).add_(x.index_select(2, second)),
+            lambda grad: self._to_matrix(grad).sum(-1),
+        )
+
+    def _to_list(self, matrices: Tensor) -> Tensor:
+        return matrices.flatten(0, 1).flatten(1).index_select(1, self.flat).unflatten(0, matrices.shape[:2])
+
+    def _to_matrix(self, edges: Tensor) -> Tensor:
         full = F.pad(edges.flatten(0, 1), (1, 0)).index_select(1, self.place)  # (B·C, N·N)
         return full.view(*edges.shape[:2], self.n, self.n)
 
     def parts(self, like: Tensor) -> list[slice]:
-        """The pairs, on a CPU and without a gradient in parts small enough for its cache."""
+        """Slices of the pairs: all in one with a gradient or on CUDA, else small enough for a CPU's cache."""
         step = len(self.flat) if torch.is_grad_enabled() or like.is_cuda else CHUNK // len(like)
         return [slice(i, i + max(1, step)) for i in range(0, max(1, len(self.flat)), max(1, step))]
 
 
 class _Linear(torch.autograd.Function):
-    """A linear map with the adjoint given: those of `Pairs` are gathers, where autograd would scatter atomically."""
+    """A linear map with a given adjoint: those of `Pairs` are gathers too, where autograd would scatter atomically."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, there: Callable[[Tensor], Tensor], adjoint: Callable[[Tensor], Tensor]) -> Tensor:
@@ -303,34 +316,8 @@ class _Linear(torch.autograd.Function):
         return ctx.adjoint(grads[0]), None, None
 
 
-def upper(matrices: Tensor, pairs: Pairs) -> Tensor:
-    """`Pairs.upper`, differentiable."""
-    if not matrices.requires_grad:
-        return pairs.upper(matrices)
-    found: Tensor = _Linear.apply(matrices, pairs.upper, lambda grad: pairs.square(grad).triu())
-    return found
-
-
-def square(edges: Tensor, pairs: Pairs) -> Tensor:
-    """`Pairs.square`, differentiable."""
-    if not edges.requires_grad:
-        return pairs.square(edges)
-    found: Tensor = _Linear.apply(edges, pairs.square, lambda grad: pairs.upper(grad + grad.transpose(2, 3)))
-    return found
-
-
-def both_ends(nodes: Tensor, pairs: Pairs, part: slice = slice(None)) -> Tensor:
-    """(B, C, N) to (B, C, P), both ends added; of some of the pairs."""
-
-    def added(x: Tensor) -> Tensor:
-        return x.index_select(2, pairs.ends[0, part]).add_(x.index_select(2, pairs.ends[1, part]))
-
-    found: Tensor = _Linear.apply(nodes, added, lambda grad: pairs.square(grad).sum(-1))  # all pairs have gradients
-    return found
-
-
 class DistanceBias(nn.Module):
-    """What an encoder over vectors is told of the distances between them: a term for each node, numbers for each pair.
+    """Distances as inputs of an encoder over vectors: a term to add to each node, ``outputs`` numbers for each pair.
 
     Distances (B, N, N) and ``mask`` (B, N) to (B, N, dim) and symmetric (B, outputs, N, N), zero on the diagonal.
     """
@@ -342,11 +329,11 @@ class DistanceBias(nn.Module):
 
     def forward(self, d: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         nodes, edges = distance_features(d, mask, ridges=())
-        return self.node(nodes), square(self.edge(edges.mT).mT, Pairs(mask.shape[1], mask.device))
+        return self.node(nodes), Pairs(mask.shape[1], mask.device).square(self.edge(edges.mT).mT)
 
 
 def excess(log_k: Tensor, mask: Tensor) -> Tensor:
-    """log k (B,) beyond that of the number of groups to shrink towards, of bags with ``mask`` (B, N)."""
+    """log k (B,) less the log of the prior number of groups, of bags with ``mask`` (B, N)."""
     return log_k - (mask.sum(-1).clamp(1, GROUP * GROUPS) / GROUP).log()
 
 
@@ -354,12 +341,12 @@ class DistanceModel(nn.Module):
     """Potentials of bags of which only the distances are known.
 
     Nodes attend to each other with a bias from their pairs; after every second layer the pairs are updated. θ comes
-    from the nodes, how far pick i covers j from the pair and a term of each end. The stop starts at −slope·k + offset
-    and every pick adds slope and a term of its own, never less than nothing, with k, the number of groups, guessed from
-    all nodes together.
+    from the nodes; how far pick i covers candidate j comes from their pair and a term of each. The logit of the stop
+    starts at −slope·k + offset, where k, the number of groups, is predicted from all nodes; every pick adds its slope
+    and a term of its own, together at least 0.
 
-    ``calibration`` is fitted after training, on kinds of data that training did not see, of which a model is too sure:
-    a temperature and a bias of the stop, and how far the number of groups shrinks towards N / 20, at most 8.
+    ``calibration`` corrects overconfidence on unseen kinds of data and is fitted on such data after training: a
+    temperature and a bias of the stop, and how far k shrinks towards N / 20, at most 8.
     """
 
     precise = True  # stays in float32: rounding of scores changes picks
@@ -398,7 +385,7 @@ class DistanceModel(nn.Module):
             h = h.float()
             theta, gain, breadth, resistance = self.ends(h).unbind(-1)  # (B, N) each
             theta = theta - mask.sum(-1, keepdim=True).clamp(min=1).log()  # normalised by the size of the pile
-            cover = square((self.cover[0] * same[-1] + self.cover[1]).unsqueeze(1), pairs).squeeze(1)  # (B, N, N)
+            cover = pairs.square((self.cover[0] * same[-1] + self.cover[1]).unsqueeze(1)).squeeze(1)  # (B, N, N)
             cover = cover + breadth.unsqueeze(1) - resistance.unsqueeze(2)  # [j, i]
             real = mask.unsqueeze(-1)
             pooled = [(h * real).sum(1) / real.sum(1).clamp(min=1), h.masked_fill(~real, -9).amax(1)]
@@ -417,7 +404,7 @@ class DistanceModel(nn.Module):
         e = [_mixed(second, _mixed(first, edges[..., part]).relu_()) for part in pairs.parts(h)]
         same = []
         for to_bias, one, two, update in zip(self.bias, self.layers[::2], self.layers[1::2], self.updates, strict=True):
-            bias = square(torch.cat([_mixed(to_bias, part) for part in e], 2), pairs) + hidden  # (B, 2H, N, N)
+            bias = pairs.square(torch.cat([_mixed(to_bias, part) for part in e], 2)) + hidden  # (B, 2H, N, N)
             h = two(one(h, bias[:, : self.heads]), bias[:, self.heads :])
             e = update(h, e, mask, pairs)
             same.append(torch.cat([_mixed(self.same, _normed(part)) for part in e], 2).squeeze(1).float())

@@ -14,17 +14,17 @@ from torchcpl.potentials import Potentials
 LARGEST_BLOCK = 8192  # most candidates whose scores fit into one program's registers
 BUILD_LIMIT = 2**31  # most bytes of a W that is built for speed
 PROGRAMS = 1056  # programs that saturate memory: eight for each of 132 multiprocessors
-SECOND_WARPS = 8  # at least so many warps where a step reads a column of two matrices, of 32 candidates each
-# Numbers of a tile of keys, its warps, and tiles on their way at a time, for programs that share a hypothesis (True) or
-# are alone with one, by the bytes of a number: the quickest on an H200.
+SECOND_WARPS = 8  # at least so many warps, of 32 candidates each, where a step reads a column of a second matrix too
+# (do several programs share a hypothesis, bytes of an element): elements of a tile of keys, warps, pipeline stages.
+# The quickest on an H200.
 TILES = {
     (True, 4): (2048, 2, 1),
     (True, 2): (2048, 2, 3),
     (False, 4): (32768, 8, 1),
     (False, 2): (16384, 8, 2),
 }
-STAGED_BYTES = 2**17  # of keys that are on their way to a program: shared memory holds them
-LEAST_TILES = 4  # of a program: with fewer, adding up what the programs found would take as long as finding it
+STAGED_BYTES = 2**17  # of the tiles in a pipeline, which shared memory holds
+LEAST_TILES = 4  # of a program: with fewer, combining the programs' results would take as long as finding them
 
 # Rough rates of a data-centre GPU, to compare the variants.
 DEVICE_BYTES = 4e12  # memory traffic of the whole device, a second
@@ -41,7 +41,7 @@ class Plan:
     size: int  # candidates of a block or tile
     warps: int = 8
     programs: int = 1  # that share the candidates of a hypothesis, factored only; if several, every step is a launch
-    stages: int = 1  # tiles of keys that are on their way at a time, factored only
+    stages: int = 1  # of the pipeline that loads tiles of keys, factored only
 
 
 @cache

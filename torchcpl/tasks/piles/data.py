@@ -337,8 +337,7 @@ def merged(labels: Tensor, centres: Tensor, size: Tensor) -> Tensor:
     for _ in range((near.shape[1] - 1).bit_length()):
         reach = (reach @ reach).clamp(max=1)
     first = (reach > 0).to(torch.uint8).argmax(-1)  # (B, C)
-    found: Tensor = first.gather(1, labels.clamp(min=0)).where(labels >= 0, -1)
-    return found
+    return first.gather(1, labels.clamp(min=0)).where(labels >= 0, -1)
 
 
 def invented(labels: Tensor, dice: Dice, clear: bool) -> tuple[Tensor, Tensor]:

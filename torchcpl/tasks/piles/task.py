@@ -166,12 +166,11 @@ class PilesModel(SelectionModel):
         return {"loss": loss, **found}
 
     def encode(self, inputs: Bags) -> Potentials:
-        pot: Potentials = self.net(inputs.d, inputs.mask)
-        return pot
+        return self.net(inputs.d, inputs.mask)
 
     def decode(self, features: Potentials, inputs: Bags, knob: float | None = None) -> Selection:
         pot = replace(features, stop=features.stop + (knob or 0.0))
-        return refine(pot, greedy_to_median(pot, least=1), min_len=1)
+        return greedy_to_median(pot, least=1)
 
 
 class Ahead:
