@@ -50,6 +50,30 @@ def test_cells_between_commas_semicolons_or_tabs(tmp_path: Path, mark: str, head
     assert np.array_equal(read_vectors(tmp_path / "x.csv").values, X)
 
 
+@pytest.mark.parametrize("start", ['id;"a, b";c', "id;a, b;c", "id\ta, b\tc;d", "\n\nid;a;b"])
+def test_a_comma_in_the_name_of_a_column(tmp_path: Path, start: str) -> None:
+    mark = "\t" if "\t" in start else ";"
+    rows = [mark.join([f"r{i}", *row]) for i, row in enumerate(X[:, :2].astype(str))]
+    (tmp_path / "x.csv").write_text("\n".join([start, *rows]))
+    found = read_vectors(tmp_path / "x.csv")
+    assert np.array_equal(found.values, X[:, :2])
+    assert found.name(1) == "r1"
+
+
+@pytest.mark.parametrize("header", ["a;b\n", ""])
+def test_decimal_commas_are_refused(tmp_path: Path, header: str) -> None:
+    (tmp_path / "x.csv").write_text(header + "1,5;2,5\n3,5;4,5\n")
+    with pytest.raises(ValueError, match=r"expected numbers in column '.*', got '[13],5' in row 0"):
+        read_vectors(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize("ids", [np.array("x"), np.arange(8).reshape(4, 2)])
+def test_ids_of_another_shape(tmp_path: Path, ids: np.ndarray) -> None:
+    np.savez(tmp_path / "x.npz", a=np.zeros((4, 2)), ids=ids)
+    with pytest.raises(ValueError, match=r"x\.npz: ids: expected \(N,\), got shape"):
+        read_vectors(tmp_path / "x.npz")
+
+
 def test_the_index_of_pandas_in_parquet_is_no_data(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -139,6 +163,14 @@ def test_nothing_is_written_before_what_is_refused(tmp_path: Path, capsys: pytes
     assert main(["select", str(tmp_path / "x.npy"), "--out", str(tmp_path / "x.npy")]) == 2
     assert np.array_equal(np.load(tmp_path / "x.npy"), X)
     assert main(["select", str(tmp_path / "x.npy"), "--sheet", str(out), "--out", str(out)]) == 2
+    np.save(tmp_path / "w.npy", X[:, 0])
+    given = ["select", str(tmp_path / "x.npy"), "--weights", str(tmp_path / "w.npy")]
+    assert main([*given, "--out", str(tmp_path / "w.npy")]) == 2
+    assert np.array_equal(np.load(tmp_path / "w.npy"), X[:, 0])
+    capsys.readouterr()
+    for sheet in (tmp_path, file / "sheet.html"):
+        assert main([*given, "--out", str(out), "--sheet", str(sheet)]) == 2
+        assert f"{sheet}: expected a file in a folder" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -153,7 +185,7 @@ def test_nothing_is_written_where_a_page_cannot_be(tmp_path: Path, capsys: pytes
     out, page = tmp_path / "picks.csv", tmp_path / "page.html"
     assert main(["select", str(tmp_path / "x.npy"), "--size", "2", "--out", str(out), "--explore", str(page)]) == 2
     said = capsys.readouterr()
-    assert "at most 512 rows" in said.err
+    assert "--explore: expected at most 512 rows, got 600" in said.err
     assert not said.out
     assert not out.exists()
 

@@ -23,7 +23,7 @@ from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml, gi
 from torchcpl.files import extra
 from torchcpl.predict import ENGINES, Predictor, explore_file, predict_file
 from torchcpl.provenance import device_name
-from torchcpl.select import METRICS
+from torchcpl.select import DIRECT, METRICS
 from torchcpl.select import select as select_rows
 from torchcpl.sheet import copy_picks, describe_picks, write_explorer, write_sheet
 from torchcpl.tables import Column, Table
@@ -103,7 +103,7 @@ def evaluate(options: argparse.Namespace) -> None:
 
 
 def predict(options: argparse.Namespace) -> None:
-    _targets(options.file, options.out, options.explore)
+    _targets([options.file], options.out, options.explore)
     predictor = Predictor(options.run, column=options.column, group=options.group, device=options.device)
     page = explore_file(predictor, options.file) if options.explore else None  # first, for it may refuse
     records = predict_file(
@@ -180,12 +180,16 @@ def toy(options: argparse.Namespace) -> None:
     _show(toy_table(), None, options)
 
 
-def _targets(source: Path, *paths: Path | None) -> list[Path]:
-    """The paths to write to, which must differ from each other and from what is read."""
-    found = [path for path in paths if path]
+def _targets(read: Sequence[Path], *files: Path | None, folder: Path | None = None) -> list[Path]:
+    """The paths to write to, which must differ from each other and from what is read, and be possible."""
+    found = [path for path in (*files, folder) if path]
     for i, path in enumerate(found):
-        if path.resolve() in [other.resolve() for other in (source, *found[:i])]:
+        if path.resolve() in [other.resolve() for other in (*read, *found[:i])]:
             raise ValueError(f"{path}: expected another path to write to, this one is read or written already")
+        if (path.is_dir() and path is not folder) or any(parent.is_file() for parent in path.parents):
+            raise ValueError(
+                f"{path}: expected a file in a folder, got {'a folder' if path.is_dir() else 'one in a file'}"
+            )
     return found
 
 
@@ -194,12 +198,15 @@ def select(options: argparse.Namespace) -> None:
         check_out(options.out, options.hypotheses)
     if options.copy and options.copy.is_file():
         raise ValueError(f"--copy: expected a folder, got the file {options.copy}")
-    targets = _targets(options.file, options.out, options.sheet, options.explore, options.copy)
+    read = [Path(name) for name in (options.weights, options.resnet) if name and Path(name).is_file()]
+    targets = _targets([options.file, *read], options.out, options.sheet, options.explore, folder=options.copy)
     vectors = read_vectors(
         options.file, column=options.column, weights=options.weights, resnet=options.resnet, strict=options.strict
     )
     if options.copy and vectors.files is None:
         raise ValueError(f"--copy: expected a folder of images, got {options.file}")
+    if options.explore and len(vectors) > DIRECT:
+        raise ValueError(f"--explore: expected at most {DIRECT} rows, got {len(vectors)}")
     required, forbidden = ([vectors.row(name) for name in names] for names in (options.require, options.forbid))
     found = select_rows(
         vectors.values, options.size, metric=options.metric, min_size=options.min_size, max_size=options.max_size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -116,6 +117,8 @@ def _numpy(path: Path, column: str | None) -> tuple[NDArray[Any], Any]:
     if list(arrays) == ["array"] and column is None:  # an .npy
         return arrays["array"], None
     beside: dict[str, NDArray[Any]] = {n: arrays.pop(n) for n in ("ids", "scale", "shift") if n in arrays}
+    if "ids" in beside and beside["ids"].ndim != 1:
+        raise ValueError(f"{path}: ids: expected (N,), got shape {beside['ids'].shape}")
     found = [name for name, array in arrays.items() if array.ndim == 2] if column is None else [column]
     if len(found) != 1 or found[0] not in arrays:
         raise ValueError(f"{path}: expected --column, one of {', '.join(arrays) or 'no arrays'}, got {column!r}")
@@ -149,8 +152,8 @@ def scaled(
 
 def _csv(path: Path) -> dict[str, list[Any]]:
     text = read_text(path)
-    start = text.split("\n", 1)[0]
-    comma = next((mark for mark in ",;\t" if mark in start), ",")
+    start = re.sub('"[^"]*"', "", text.lstrip("\n").split("\n", 1)[0])
+    comma = next((mark for mark in "\t;" if mark in start), ",")  # last, for it may also be in names and numbers
     try:
         rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=comma) if row]
     except csv.Error as error:
