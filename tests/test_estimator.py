@@ -67,8 +67,30 @@ def test_bad_picks_are_named() -> None:
     x = [np.zeros((3, 2))]
     with pytest.raises(ValueError, match="bag 0"):
         cpl.Selector().fit(x, [[5]])
-    with pytest.raises(ValueError, match="each of 1 bags"):
-        cpl.Selector().fit(x, [])
+    for y in ([], None, 3):
+        with pytest.raises(ValueError, match="each of 1 bags"):
+            cpl.Selector().fit(x, y)
+    fitted = cpl.Selector(epochs=1).fit(x, [[0]])
+    for picks in ([], [0, 0], [True, False, False], ["a"], None):
+        for use in (fitted.fit, fitted.score):
+            with pytest.raises(ValueError, match="y: expected"):
+                use(x, [picks])
+    with pytest.raises(ValueError, match="lr: expected a number above 0, got str 'a'"):
+        cpl.Selector(lr="a").fit(x, [[0]])
+
+
+def test_new_rows_are_checked() -> None:
+    x = bag(np.random.default_rng(0), 4)
+    with pytest.raises(ValueError, match=r"got up to .*e\+3"):
+        cpl.Selector().fit(x).predict(x * 1e30)
+    with pytest.raises(ValueError, match="got zeros in rows 0, 1"):
+        cpl.Selector(metric="cosine").fit(x).predict(0 * x[:2])
+
+
+def test_tensors_may_have_gradients() -> None:
+    x = bag(np.random.default_rng(0), 4)
+    found = cpl.Selector().fit(torch.tensor(x, requires_grad=True))
+    assert found.predict(torch.tensor(x, requires_grad=True)).tolist() == cpl.Selector().fit_predict(x).tolist()
 
 
 def test_a_search_over_sizes_of_numpy(tmp_path: Path) -> None:

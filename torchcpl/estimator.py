@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from torchcpl.checks import check_choice, check_count, describe
+from torchcpl.checks import check_choice, check_count, check_number, describe, short
 from torchcpl.encoders.distances import DistanceModel, distances
 from torchcpl.files import extra, write_atomic
 from torchcpl.losses import subset_nll
-from torchcpl.select import as_vectors, assign, load_model, select_by, shipped
+from torchcpl.select import as_array, as_vectors, assign, load_model, select_by, shipped
 
 with extra():
     from safetensors.torch import save
@@ -67,9 +67,9 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any = None) -> Selector:
         """Pick from the rows of X (N, D), or fine-tune on bags X with picks y."""
         check_choice("metric", self.metric, ("euclidean", "cosine"))  # new rows have no distances
-        if _is_bags(X) and y is not None:
+        if _is_bags(X):
             return self._tune(X, y)
-        X = validate_data(self, X, dtype=[np.float64, np.float32])
+        X = validate_data(self, _detached(X), dtype=[np.float64, np.float32])
         self.model_ = copy.deepcopy(shipped("cpu"))
         self.representatives_ = self._picks(X)
         self.representative_vectors_ = X[self.representatives_]
@@ -81,11 +81,10 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "model_")
         if _is_bags(X):
             return [self._picks(_array(bag)) for bag in X]
-        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        X = validate_data(self, _detached(X), dtype=[np.float64, np.float32], reset=False)
         check_is_fitted(self, "representatives_")
-        rows = np.concatenate([self.representative_vectors_, X])
-        count = len(self.representatives_)
-        return assign(rows, np.arange(count), self.metric).numpy()[count:]
+        rows = as_vectors(np.concatenate([X, self.representative_vectors_]), self.metric)
+        return assign(rows, np.arange(len(X), len(rows)), self.metric).numpy()[: len(X)]
 
     def score(self, X: Any, y: Any = None) -> float:
         """For rows minus the mean distance to their representative, for bags the mean F1 of the picks against y.
@@ -93,8 +92,7 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         Every row belongs to the nearest pick of y; a pick is right if it is the first of its group.
         """
         if _is_bags(X):
-            if y is None or len(y) != len(X):
-                raise ValueError(f"y: expected the picks of each of {len(X)} bags, got {describe(y)}")
+            _check_picks(X, y)
             found: list[float] = []
             for bag, picks, wanted in zip(map(_array, X), self.predict(X), y, strict=True):
                 labels = assign(bag, _rows(wanted, len(bag), len(found)), self.metric)
@@ -134,8 +132,8 @@ class Selector(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     def _tune(self, bags: Sequence[Any], picks: Sequence[Any]) -> Selector:
         """Stochastic gradient steps of ``subset_nll``, eight bags each."""
         check_count("epochs", self.epochs, 1)
-        if len(bags) != len(picks) or not len(bags):
-            raise ValueError(f"y: expected the picks of each of {len(bags)} bags, got {len(picks)}")
+        check_number("lr", self.lr, "a number above 0", lambda value: 0 < value < float("inf"))
+        _check_picks(bags, picks)
         d = [distances(as_vectors(_array(bag), self.metric), self.metric) for bag in bags]
         wanted = [_rows(pick, len(one), i) for i, (pick, one) in enumerate(zip(picks, d, strict=True))]
         model = copy.deepcopy(shipped("cpu"))
@@ -168,14 +166,25 @@ def _is_bags(X: Any) -> bool:
     return getattr(X, "ndim", 0) == 3 or getattr(first, "ndim", 0) == 2
 
 
+def _detached(X: Any) -> Any:
+    return X.detach().cpu().numpy() if isinstance(X, Tensor) else X
+
+
 def _array(X: Any) -> NDArray[Any]:
-    return X.detach().cpu().numpy() if isinstance(X, Tensor) else np.asarray(X)
+    return np.asarray(_detached(X))
+
+
+def _check_picks(bags: Any, y: Any) -> None:
+    if not hasattr(y, "__len__") or len(y) != len(bags):
+        raise ValueError(f"y: expected the picks of each of {len(bags)} bags, got {describe(y)}")
 
 
 def _rows(picks: Any, n: int, bag: int) -> Tensor:
-    rows = torch.as_tensor(np.asarray(picks))
-    if rows.dim() != 1 or rows.is_floating_point() or bool(((rows < 0) | (rows >= n)).any()):
-        raise ValueError(f"y: expected rows from 0 to {n - 1} for bag {bag}, got {rows.tolist()}")
+    rows = as_array("y", picks)
+    indices = rows.dim() == 1 and len(rows) and not rows.is_floating_point() and rows.dtype != torch.bool
+    if not indices or bool(((rows < 0) | (rows >= n)).any()) or len(rows.unique()) < len(rows):
+        said = f"different rows from 0 to {n - 1} for bag {bag}"
+        raise ValueError(f"y: expected {said}, got {short(rows.tolist())}")
     return rows.long()
 
 
