@@ -84,6 +84,14 @@ def test_equal_rows_are_picked_once_unless_size_forces_it() -> None:
     assert 4 not in picks(x, 5, forbid=[4])
 
 
+def test_rows_of_one_direction_are_equal_for_cosine() -> None:
+    rng = np.random.default_rng(0)
+    x = np.outer(rng.uniform(0.5, 3, 30), rng.normal(size=8))
+    assert len(picks(x, metric="cosine")) == len(picks(x.astype(np.float32), metric="cosine")) == 1
+    x = (rng.uniform(0.5, 3, (6, 1, 1)) * rng.normal(size=(5, 8))).reshape(-1, 8)  # five directions
+    assert sorted(i % 5 for i in picks(x, 5, metric="cosine")) == list(range(5))
+
+
 def test_sizes_required_forbidden_and_weights() -> None:
     assert len(picks(X, 9)) == 9
     assert 2 <= len(picks(X, min_size=2, max_size=3)) <= 3
@@ -129,6 +137,8 @@ def test_the_probability_of_every_pick_is_told() -> None:
         (np.array([[0, 1.0], [2, 0]]), {"metric": "precomputed"}, "symmetric"),
         (np.array([[0, -1.0], [-1, 0]]), {"metric": "precomputed"}, "at least 0"),
         (np.zeros((2, 2)), {"metric": "cosine"}, "direction"),
+        (np.stack([X, 1e-20 * X]), {}, "1e-15 to 1e\\+15 in size, got up to .*e-1"),
+        ([torch.ones(2, requires_grad=True)], {}, "numbers in rows"),
     ],
 )
 def test_bad_input_is_refused(x: Any, options: dict[str, Any], message: str) -> None:
@@ -176,6 +186,8 @@ def test_assign_is_the_nearest_pick() -> None:
     assert assign(X, chosen, chunk=7).tolist() == d.argmin(1).tolist()
     assert assign(X + 1e7, chosen).tolist() == d.argmin(1).tolist()
     assert assign(np.zeros((3, 3)), [2, 0], "precomputed").tolist() == [1, 0, 0]  # a pick stands for itself
+    for dtype in ("u2", "u8", ">f8"):
+        assert assign(np.array([[0, 2], [2, 0]], dtype), [1, 0], "precomputed").tolist() == [1, 0]
 
 
 # ---------------------------------------------------------------------------------------------- files
@@ -455,6 +467,10 @@ def test_numbers_may_be_large_or_small(x: np.ndarray, scale: float) -> None:
 def test_a_device_that_is_not_there(device: str) -> None:
     with pytest.raises(ValueError, match=f"device: expected one of this machine, got str '{device}'"):
         cpl.select(X, device=device)
+
+
+def test_more_answers_than_a_search_is_wide() -> None:
+    assert cpl.select(X, num_hypotheses=130).indices.shape[0] == 130
 
 
 def test_several_answers_of_too_many_picks() -> None:

@@ -39,6 +39,7 @@ DIRECT = 512  # the largest pile whose full distance matrix the model gets
 WHOLE = 400  # micro-clusters of a larger pile that it sees at once
 TRAINED = 40  # the most picks that the model was trained on; for more see `_spread`
 GRAPH, PART = 50, 128  # of the graph of neighbours: rows for every pick, and the most picks
+BEAMS = 128  # sequences drawn for several answers
 SAME = 0.1  # hypotheses nearer to each other than this, by `apart`, count as one
 MOST_PRECOMPUTED = 4096
 DTYPES = {"F16": np.float16, "F32": np.float32}
@@ -62,7 +63,8 @@ def select(
 
     The model sees only the distances inside the pile: up to 512 rows the picks are the same when rows are permuted and
     when the vectors are rotated, shifted or scaled, to rounding; in larger piles they may be other rows of the same
-    groups. Of equal rows only one is picked, unless ``size`` exceeds the number of distinct ones.
+    groups. Of equal rows (for cosine: of one direction) only one is picked, unless ``size`` exceeds the number of
+    distinct ones.
 
     Args:
         x: (N, D) vectors or (B, N, D) piles of equal size, NumPy or torch; with ``metric="precomputed"`` distances
@@ -206,8 +208,9 @@ class _Picker:
             return torch.cdist(to, to, p=1) / d.mean((1, 2)).clamp(min=1e-30).view(-1, 1, 1)
 
         return hypotheses(
-            pot, self.num_hypotheses, same=apart, radius=SAME, max_len=min(most, 2 * TRAINED), min_len=least,
-            constraints=constraints, generator=torch.Generator(d.device).manual_seed(self.seed),
+            pot, self.num_hypotheses, same=apart, radius=SAME, num_beams=max(BEAMS, self.num_hypotheses),
+            max_len=min(most, 2 * TRAINED), min_len=least, constraints=constraints,
+            generator=torch.Generator(d.device).manual_seed(self.seed),
         )  # fmt: skip
 
 
@@ -321,7 +324,7 @@ def assign(x: Any, picks: Any, metric: str = "euclidean", chunk: int = BLOCK) ->
     """(N,) for every row of ``x`` (N, D) which of the rows ``picks`` (T,) is nearest, 0 to T − 1."""
     index = np.asarray(picks)
     if metric == "precomputed":
-        found = torch.as_tensor(x[:, index]).argmin(-1)
+        found = as_array("x", x[:, index]).argmin(-1)
     else:
         rows = Rows(x, metric, torch.device("cpu"))
         chosen = rows.take(torch.as_tensor(index))
@@ -382,7 +385,7 @@ def as_array(name: str, given: Any) -> Tensor:
         raise ValueError(f"{name}: expected an array without a mask, got a masked array")
     try:
         array = np.array(given)
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError, OverflowError, RuntimeError):  # the last for tensors with gradients
         raise ValueError(f"{name}: expected numbers in rows of one length, got {describe(given)}") from None
     if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
         raise ValueError(f"{name}: expected numbers, got an array of dtype {array.dtype}")
@@ -407,7 +410,8 @@ def is_large(x: Any, metric: str) -> bool:
 def as_vectors(given: Any, metric: str) -> Tensor:
     """``given`` as a tensor of 2 or 3 dimensions, checked; float32, or float64 for what has more digits."""
     x = as_rows(given, metric)
-    check_scale(float(x.abs().max()))
+    for largest in x.abs().flatten(-2).amax(-1, keepdim=True).flatten().tolist():
+        check_scale(largest)
     return as_distances(x) if metric == "precomputed" else x
 
 
@@ -529,10 +533,11 @@ def distinct(values: Tensor, metric: str, required: Tensor, forbidden: Tensor, b
     """
     kept = torch.ones_like(required)
     for b, rows in enumerate(values):
-        if metric == "precomputed":
-            group = (rows == 0).to(torch.uint8).argmax(-1)  # (N,) the first row at no distance
-        else:
+        if metric == "euclidean":
             group = torch.unique(rows, dim=0, return_inverse=True)[1]
+        else:
+            d = rows if metric == "precomputed" else distances(rows, metric)
+            group = (d == 0).to(torch.uint8).argmax(-1)  # (N,) the first row at no distance
         n = len(group)
         if bool((torch.bincount(group, minlength=n) > 1).any()):
             worth = bonus[b].double() + 1e30 * required[b].double() - 1e30 * forbidden[b].double()

@@ -27,6 +27,7 @@ EDGE_FEATURES = 7 + KERNELS * len(WALKS)  # without those of the ridges, one eac
 NODE_FEATURES = len(NEIGHBOURS) + 2 + KERNELS * (1 + 2 * len(WALKS)) + 1  # without those of the ridges, two each
 TINY = 1e-6
 CHUNK = 6400  # pairs
+SAME = 1e-6  # rows of length one that differ by less have one direction, but for rounding
 GROUP, GROUPS = 20, 8  # the prior number of groups: one for every 20 items, at most 8
 
 
@@ -45,7 +46,8 @@ def distances(x: Tensor, metric: str = "euclidean") -> Tensor:
     square = product.diagonal(dim1=-2, dim2=-1)
     d2 = square.unsqueeze(-1) + square.unsqueeze(-2) - product - product.transpose(-1, -2)
     d2.diagonal(dim1=-2, dim2=-1).zero_()
-    return d2.clamp(min=0).sqrt().float()
+    d2 = d2.masked_fill(d2 < SAME**2, 0) if metric == "cosine" else d2.clamp(min=0)
+    return d2.sqrt().float()
 
 
 @torch.no_grad()
