@@ -174,6 +174,11 @@ def test_nothing_is_written_before_what_is_refused(tmp_path: Path, capsys: pytes
     assert not out.exists()
 
 
+def test_a_page_in_place_of_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "subsets", "no-run", "--out", str(tmp_path / "r"), "--explore", str(tmp_path / "r")]) == 2
+    assert "expected another path to write to" in capsys.readouterr().err
+
+
 def test_fewer_answers_than_hypotheses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(tmp_path / "x.npy", X[:1])
     assert main(["select", str(tmp_path / "x.npy"), "--hypotheses", "3", "--json"]) == 0

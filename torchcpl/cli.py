@@ -153,6 +153,7 @@ def bench(options: argparse.Namespace) -> None:
 
 
 def report(options: argparse.Namespace) -> None:
+    _targets([], options.explore, folder=options.out)
     page = TASKS[options.task].report(options.runs, options.out)
     _say(f"Report: {page}, figures in {page.parent / 'figures'}")
     if options.explore:
