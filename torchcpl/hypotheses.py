@@ -78,10 +78,10 @@ def hypotheses(
 def _likeliest_sets(pot: Potentials, rules: Rules, count: int, width: int) -> tuple[Tensor, Tensor]:
     """(B, R, T) and (B, R) by a beam search over sets."""
     indices, log_prob = (part[:, :count] for part in set_beam(pot, rules, width))
-    if indices.numel() == 0 or int((indices >= 0).sum(-1).max()) > EXACT_ITEMS:
-        return indices, log_prob
-    exact = torch.stack([set_log_probs(pot, answer, rules, None, None)[0] for answer in indices.unbind(1)], 1)
-    log_prob, order = exact.masked_fill(log_prob == -torch.inf, -torch.inf).sort(dim=1, descending=True, stable=True)
+    small = ((indices >= 0).sum(-1) <= EXACT_ITEMS) & (log_prob > -torch.inf)  # (B, R)
+    sets = indices[..., :EXACT_ITEMS].masked_fill(~small.unsqueeze(-1), -1)
+    exact = torch.stack([set_log_probs(pot, answer, rules, None, None)[0] for answer in sets.unbind(1)], 1)
+    log_prob, order = exact.where(small, log_prob).sort(dim=1, descending=True, stable=True)
     return indices.gather(1, order.unsqueeze(-1).expand_as(indices)), log_prob
 
 
