@@ -30,7 +30,7 @@ from torchcpl.checks import (
     tracing,
     validating,
 )
-from torchcpl.potentials import Potentials, check_potentials, picked_mask
+from torchcpl.potentials import Potentials, check_potentials, latest, picked_mask
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class Rules:
         self._refuse_impossible()
 
     def after(self, given: Tensor) -> Rules:
-        """The rules of a process that goes on after the picks ``given`` (B, 1 or K, m), which count as picked."""
+        """The rules of a process that goes on after the picks ``given`` (B, 1 or K, m), any of which may be −1."""
         new = copy(self)
         new.given = given
         return new
@@ -245,10 +245,10 @@ class Rules:
 
     def allowed(self, history: History) -> tuple[Tensor, Tensor | None]:
         """Which candidates (B, K, N) may be picked next, and where the stop may be chosen (B, K), None: everywhere."""
-        if self.given is not None and self.given.shape[2]:
+        if self.given is not None:
             picked = history.selected | picked_mask(self.given, history.selected.shape[-1])
-            last = history.last.where(history.last >= 0, self.given[..., -1])
-            history = History(picked, last, history.count + self.given.shape[2])
+            last = history.last.where(history.last >= 0, latest(self.given)[..., -1])
+            history = History(picked, last, history.count + (self.given >= 0).sum(-1))
         left = self.available.unsqueeze(1) > history.selected  # (B, K, N): available and not selected
         allowed = left & (history.count < self.max_len).unsqueeze(-1)
         if self.plain and self.min_len == 0:

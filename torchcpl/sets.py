@@ -37,7 +37,7 @@ from torchcpl.functional import (
 )
 from torchcpl.interactions.base import Additive, State, accumulator
 from torchcpl.losses import REDUCTIONS, shuffled, subsets_of
-from torchcpl.potentials import Potentials, Selection, picked_mask
+from torchcpl.potentials import Potentials, Selection, latest, picked_mask
 
 SUBSET_LIMIT = 15  # largest set whose probability is computed exactly by default: 2¹⁵ subsets
 ORDER_LIMIT = 5  # largest part whose orders are enumerated, where the whole order matters
@@ -171,8 +171,8 @@ def next_probs(
     buckets = _buckets(pot, picked, rules)
     for bucket in buckets:
         orders, log_weight = _posterior(bucket, num_samples, generator)  # (M, P, m), (M, P)
-        last = orders[..., -1] if orders.shape[2] else orders.new_full(orders.shape[:2], -1)
-        log_probs = bucket.log_probs(bucket.pot.interaction.after(bucket.flat(orders)), orders, last)  # (M, P, N+1)
+        state = bucket.pot.interaction.after(bucket.flat(orders))
+        log_probs = bucket.log_probs(state, orders, latest(orders)[..., -1])  # (M, P, N+1)
         values.append((log_weight.unsqueeze(-1) + log_probs).exp().sum(1))
     return blame_nan(_in_order(values, buckets), pot)
 
@@ -214,7 +214,7 @@ def complete(
     if len(pot) != len(picked):
         pot = pot[torch.zeros(len(picked), dtype=torch.long, device=picked.device)]
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
-    if (most := longest(picked)) > rules.max_len:
+    if readable() and (most := longest(picked)) > rules.max_len:
         raise ValueError(f"max_len: expected at least {most}, the number of given items, got {rules.max_len}")
     if room := [rule for rule in constraints if isinstance(rule, Budget | Require)]:  # raises if the part leaves none
         Rules(pot, max_len, min_len, constraints=[*room, Require(picked_mask(picked, pot.num_candidates))])
@@ -232,9 +232,10 @@ def complete(
         else:
             added = selection(search(part.pot, onward, width, likeliest(width)), num_return, part.pot)  # (M, R, T)
         assert added.step_log_prob is not None
-        indices = torch.cat([given.expand(*added.lengths.shape, -1), added.indices], -1)[..., : rules.max_len]
-        gains = pad(added.step_log_prob, (given.shape[2], 0))[..., : rules.max_len]
-        found.append((indices, gains, added.log_prob))
+        indices = torch.cat([given.expand(*added.lengths.shape, -1), added.indices], -1)
+        gains = pad(added.step_log_prob, (given.shape[2], 0))
+        place = compact(indices)[..., : rules.max_len]
+        found.append((indices.gather(-1, place), gains.gather(-1, place), added.log_prob))
     each = [_in_order(list(parts), buckets) for parts in zip(*found, strict=True)]
     indices, gains, log_prob = (x.transpose(0, 1) if num_samples else x if num_beams else x[:, 0] for x in each)
     return Selection(indices, (indices >= 0).sum(-1), log_prob, pot.num_candidates, step_log_prob=gains)
@@ -260,7 +261,7 @@ def inclusion_probs(
     check_sequences("picked", picked, pot, broadcast=True)
     check_generator(generator, picked.device)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
-    left = pot.num_candidates - (int((picked >= 0).sum(-1).min()) if picked.numel() else 0)
+    left = pot.num_candidates - (int((picked >= 0).sum(-1).min()) if picked.numel() and readable() else 0)
     if num_samples is not None or left > REST_LIMIT or _order_matters(pot, rules):
         options: dict[str, Any] = {"min_len": min_len, "stop_bias": stop_bias, "constraints": constraints}
         drawn = complete(pot, picked, max_len, num_samples=num_samples or 4096, generator=generator, **options)
@@ -269,7 +270,9 @@ def inclusion_probs(
     buckets = _buckets(pot, picked, rules)
     for part in buckets:
         inside = picked_mask(part.items, pot.num_candidates)  # (M, N)
-        rest = inside.to(torch.int8).argsort(dim=-1, stable=True)[:, : inside.shape[1] - part.items.shape[1]]
+        # Where rows differ in how many are left, some of these are in the part: that one is picked again is impossible.
+        most = inside.shape[1] - part.items.shape[1] if readable() else left
+        rest = inside.to(torch.int8).argsort(dim=-1, stable=True)[:, :most]
         ended = inside.to(accumulator(pot.unary.dtype))
         for members, reach, stop in _forward(replace(part, items=rest, given=part.items)):
             mass = (reach + stop).exp().expand(-1, -1, members.shape[1])  # (M, A, size)
@@ -370,6 +373,11 @@ def _shared(pot: Potentials, rules: Rules) -> bool:
     return alike and (pot.mask.stride(0) == 0 or bool(pot.mask.all()))
 
 
+def compact(picks: Tensor) -> Tensor:
+    """The places (..., T) of ``picks`` (..., T) with those that are −1 last."""
+    return (picks < 0).to(torch.int8).argsort(dim=-1, stable=True)
+
+
 def _in_order(values: list[Tensor], buckets: list[Bucket]) -> Tensor:
     """The results of the buckets, in the order of the batch."""
     if len(values) == 1:
@@ -383,12 +391,16 @@ def _order_matters(pot: Potentials, rules: Rules) -> bool:
 
 def _exact(part: Bucket) -> Tensor:
     """(M,) log P of each set, by dynamic programming."""
-    by_size = _forward(part)
-    # The first subset of each size consists of the first items: a padded row is the one of its size.
-    ended = [logsumexp((reach + stop)[:, 0]) for _, reach, stop in (by_size[-1:] if readable() else by_size)]
-    if len(ended) == 1:
-        return ended[0]
-    return torch.stack(ended, -1).gather(1, (part.items >= 0).sum(-1, keepdim=True)).squeeze(-1)
+    return _whole(part, [logsumexp(reach[:, 0] + stop[:, 0]) for _, reach, stop in _forward(part)])
+
+
+def _whole(part: Bucket, values: list[Tensor]) -> Tensor:
+    """For each row (M, ...) that of the ``values`` of the first subset of every size which belongs to all its items."""
+    # The first subset of a size consists of the first items, so that of a padded row is the one of its size.
+    if readable():
+        return values[-1]
+    size = (part.items >= 0).sum(-1).view(1, -1, *[1] * (values[0].dim() - 1))
+    return torch.stack(values).gather(0, size.expand(1, *values[0].shape)).squeeze(0)
 
 
 def _forward(part: Bucket) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -531,11 +543,13 @@ def _posterior(part: Bucket, samples: int, generator: torch.Generator | None) ->
     whole = part.pot.interaction.depends_on == "order"
     if not whole and count <= SUBSET_LIMIT:
         orders = items[:, _lattice(count, True, items.device).picks[-count:]]  # (M, k, k)
-        weight = _forward(part)[-1][1][:, 0]
+        reached = [reach[:, 0] for _, reach, _ in _forward(part)]  # (M, size), with each item the latest
+        weight = _whole(part, [pad(reach, (0, count - reach.shape[1]), value=-torch.inf) for reach in reached])
     else:
         log_q: Tensor | float = 0.0
         if count <= ORDER_LIMIT:
             orders = items[:, torch.tensor(list(permutations(range(count))), device=items.device)]
+            orders = orders.gather(-1, compact(orders))
         else:
             orders, log_q = _draw_orders(part, samples, "process", generator)
         picks, _ = prefix_log_probs(part.pot, part.flat(orders), part.rules)
