@@ -13,7 +13,7 @@ from torchcpl.constraints import Constraint, Rules
 from torchcpl.decoding.beam import Beams, draw_distinct, highest, likeliest, search, selection
 from torchcpl.functional import prefix_log_probs
 from torchcpl.potentials import Potentials, Selection, picked_mask
-from torchcpl.sets import set_log_probs
+from torchcpl.sets import order_matters, set_log_probs
 
 EXACT_ITEMS = 10  # largest set whose probability is computed exactly: 2¹⁰ subsets
 
@@ -128,7 +128,7 @@ def set_beam(pot: Potentials, rules: Rules, width: int) -> tuple[Tensor, Tensor]
     Where interaction or rules depend on the latest pick, only hypotheses with the same latest pick are merged.
     """
     n = pot.num_candidates
-    ordered = rules.ordered or pot.interaction.depends_on == "last"
+    ordered = order_matters(pot, rules)
     # A set's key is the sum of 64-bit random codes of its members, of padding 0: collisions are negligible.
     codes, latest = torch.randint(2**62, (2, n + 2), generator=torch.Generator().manual_seed(0)).to(pot.unary.device)
     codes[-1] = latest[n] = 0

@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from torchcpl.checks import check_choice, check_count, check_generator, readable
 from torchcpl.constraints import Budget, Constraint, History, Require, Rules
 from torchcpl.decoding.beam import likeliest, search, selection
-from torchcpl.decoding.sample import draw
+from torchcpl.decoding.sample import check_sharpening, draw
 from torchcpl.functional import (
     blame_nan,
     check_sequences,
@@ -37,7 +37,7 @@ from torchcpl.functional import (
 )
 from torchcpl.interactions.base import Additive, State, accumulator
 from torchcpl.losses import REDUCTIONS, shuffled, subsets_of
-from torchcpl.potentials import Potentials, Selection, latest, picked_mask
+from torchcpl.potentials import Potentials, Selection, latest, picked_mask, picks_first
 
 SUBSET_LIMIT = 15  # largest set whose probability is computed exactly by default: 2¹⁵ subsets
 ORDER_LIMIT = 5  # largest part whose orders are enumerated, where the whole order matters
@@ -201,14 +201,8 @@ def complete(
     both. ``log_prob`` is that of the added ones. Where the order of the picks matters, or which was the latest, every
     sample draws just that for the given items from its posterior; greedy and beam search go on from the likeliest.
     """
-    check_count("num_return", num_return, 1)
-    check_count("num_samples", num_samples, 1, optional=True)
-    check_count("num_beams", num_beams, 1, optional=True)
-    if num_samples is not None and num_beams is not None:
-        raise ValueError(f"num_beams: expected None together with num_samples, got {num_beams}")
+    _check_manner(num_samples, num_beams, num_return, temperature, top_k, top_p)
     width = num_beams or 1  # a beam of one is greedy
-    if num_return > width:
-        raise ValueError(f"num_return: expected at most num_beams = {width}, got {num_return}")
     check_sequences("picked", picked, pot, picks_real=True, broadcast=True)
     check_generator(generator, picked.device)
     if len(pot) != len(picked):
@@ -234,11 +228,33 @@ def complete(
         assert added.step_log_prob is not None
         indices = torch.cat([given.expand(*added.lengths.shape, -1), added.indices], -1)
         gains = pad(added.step_log_prob, (given.shape[2], 0))
-        place = compact(indices)[..., : rules.max_len]
+        place = picks_first(indices)[..., : rules.max_len]
         found.append((indices.gather(-1, place), gains.gather(-1, place), added.log_prob))
     each = [_in_order(list(parts), buckets) for parts in zip(*found, strict=True)]
     indices, gains, log_prob = (x.transpose(0, 1) if num_samples else x if num_beams else x[:, 0] for x in each)
     return Selection(indices, (indices >= 0).sum(-1), log_prob, pot.num_candidates, step_log_prob=gains)
+
+
+def _check_manner(
+    num_samples: int | None,
+    num_beams: int | None,
+    num_return: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+) -> None:
+    """Check how ``complete`` is to go on: greedily, by samples or by beams, and what only samples have."""
+    check_count("num_return", num_return, 1)
+    check_count("num_samples", num_samples, 1, optional=True)
+    check_count("num_beams", num_beams, 1, optional=True)
+    if num_samples is not None and num_beams is not None:
+        raise ValueError(f"num_beams: expected None together with num_samples, got {num_beams}")
+    if num_return > (num_beams or 1):
+        raise ValueError(f"num_return: expected at most num_beams = {num_beams or 1}, got {num_return}")
+    check_sharpening(temperature, top_k, top_p)
+    for name, given, unset in (("temperature", temperature, 1), ("top_k", top_k, None), ("top_p", top_p, None)):
+        if num_samples is None and given != unset:
+            raise ValueError(f"{name}: expected {unset} without num_samples, got {given}")
 
 
 def inclusion_probs(
@@ -262,7 +278,7 @@ def inclusion_probs(
     check_generator(generator, picked.device)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
     left = pot.num_candidates - (int((picked >= 0).sum(-1).min()) if picked.numel() and readable() else 0)
-    if num_samples is not None or left > REST_LIMIT or _order_matters(pot, rules):
+    if num_samples is not None or left > REST_LIMIT or order_matters(pot, rules):
         options: dict[str, Any] = {"min_len": min_len, "stop_bias": stop_bias, "constraints": constraints}
         drawn = complete(pot, picked, max_len, num_samples=num_samples or 4096, generator=generator, **options)
         return drawn.mask().to(drawn.log_prob.dtype).mean(0)
@@ -373,11 +389,6 @@ def _shared(pot: Potentials, rules: Rules) -> bool:
     return alike and (pot.mask.stride(0) == 0 or bool(pot.mask.all()))
 
 
-def compact(picks: Tensor) -> Tensor:
-    """The places (..., T) of ``picks`` (..., T) with those that are −1 last."""
-    return (picks < 0).to(torch.int8).argsort(dim=-1, stable=True)
-
-
 def _in_order(values: list[Tensor], buckets: list[Bucket]) -> Tensor:
     """The results of the buckets, in the order of the batch."""
     if len(values) == 1:
@@ -385,7 +396,8 @@ def _in_order(values: list[Tensor], buckets: list[Bucket]) -> Tensor:
     return torch.cat(values)[torch.cat([part.rows for part in buckets]).argsort()]
 
 
-def _order_matters(pot: Potentials, rules: Rules) -> bool:
+def order_matters(pot: Potentials, rules: Rules) -> bool:
+    """Whether probabilities after some picks depend on their order, if only on the latest."""
     return rules.ordered or pot.interaction.depends_on != "set"
 
 
@@ -409,7 +421,7 @@ def _forward(part: Bucket) -> list[tuple[Tensor, Tensor, Tensor]]:
     Where rules or interaction depend on the latest pick it is part of the state, one of L = size; else L = 1.
     """
     rows, count = part.items.shape
-    lattice = _lattice(count, _order_matters(part.pot, part.rules), part.items.device)
+    lattice = _lattice(count, order_matters(part.pot, part.rules), part.items.device)
     pieces = part.pieces(len(lattice.picks), CHUNK if part.items.is_cuda else CACHED)
     step = torch.cat([_item_log_probs(piece, lattice) for piece in pieces])  # (M, K, k+1)
     parts = step.flatten(1).index_select(1, lattice.steps).split(lattice.counts, 1)
@@ -538,7 +550,7 @@ def _posterior(part: Bucket, samples: int, generator: torch.Generator | None) ->
     """
     items, count = part.items, part.items.shape[1]
     weight = part.pot.stop.new_zeros(len(items), 1, dtype=accumulator(part.pot.stop.dtype))
-    if count < 2 or not _order_matters(part.pot, part.rules):
+    if count < 2 or not order_matters(part.pot, part.rules):
         return items.unsqueeze(1), weight
     whole = part.pot.interaction.depends_on == "order"
     if not whole and count <= SUBSET_LIMIT:
@@ -549,7 +561,7 @@ def _posterior(part: Bucket, samples: int, generator: torch.Generator | None) ->
         log_q: Tensor | float = 0.0
         if count <= ORDER_LIMIT:
             orders = items[:, torch.tensor(list(permutations(range(count))), device=items.device)]
-            orders = orders.gather(-1, compact(orders))
+            orders = orders.gather(-1, picks_first(orders))
         else:
             orders, log_q = _draw_orders(part, samples, "process", generator)
         picks, _ = prefix_log_probs(part.pot, part.flat(orders), part.rules)
