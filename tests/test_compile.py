@@ -62,6 +62,15 @@ def test_every_kind_in_turn_and_after_the_compiler_has_given_up(name: str) -> No
             same(compiled(pot), call(pot))
 
 
+@pytest.mark.parametrize("kind", ["lowrank", "recent+stop"])
+def test_completions_of_parts_of_several_sizes(kind: str) -> None:
+    """Padding of a part is no pick, also where the sizes may not be read."""
+    part, pot = torch.tensor([[4, 0, 2], [1, -1, -1], [-1, -1, -1]]), potentials(kind)
+    for options in ({"num_beams": 3, "num_return": 2}, {}):
+        compiled = torch.compile(lambda pot, options=options: cpl.complete(pot, part, 4, **options), backend="eager")
+        same(compiled(pot), cpl.complete(pot, part, 4, **options))
+
+
 class Whole(torch.nn.Module):
     """Features to a loss, or to a selection."""
 

@@ -221,6 +221,17 @@ def test_require_says_whether_it_was_met() -> None:
     torch.testing.assert_close(again, lost.log_prob)
 
 
+def test_require_met_names_what_it_cannot_compare() -> None:
+    picked = torch.ones(2, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"Require\.mask: expected a bool per candidate of picked, \(2, 3\), got list"):
+        cpl.Require([0, 1, 0]).met(picked)  # ~1 is no False
+    with pytest.raises(ValueError, match=r"Require\.mask: expected a bool per candidate of picked, \(2, 3\), got list"):
+        cpl.Require([True, False]).met(picked)
+    with pytest.raises(ValueError, match=r"picked: expected a bool tensor \(\.\.\., N\)"):
+        cpl.Require([True, False, True]).met(torch.tensor([[0, 1, -1]]))
+    assert cpl.Require([[True, False, True], [False] * 3]).met(picked).tolist() == [True, True]
+
+
 # ------------------------------------------------------------------------------- budgets, to the penny
 
 

@@ -540,6 +540,18 @@ def test_wrong_arguments(wrong: dict[str, Any], says: str, tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
+def test_required_candidates_are_first_or_not() -> None:
+    """A row of which none is required first is one without that rule."""
+    pot = cpl.Potentials(torch.zeros(2, 3), torch.zeros(2), cpl.Dense(torch.zeros(2, 3, 3)))
+    marks = torch.tensor([[True, False, False], [False, False, False]])
+    both = [cpl.Require(marks, first=True), cpl.Require([False, True, False])]
+    with pytest.raises(ValueError, match="constraints: expected all required candidates first, or none"):
+        cpl.explore(pot, constraints=both)
+    assert data_of(cpl.explore(pot, constraints=both[:1]))["first"] is True
+    other = data_of(cpl.explore(pot, row=1, constraints=both))
+    assert (other["forced"], other["first"]) == ([1], False)
+
+
 def test_interactions_the_page_cannot_run() -> None:
     keys = torch.zeros(1, 2, 3)
     pot = cpl.Potentials(torch.zeros(1, 2), torch.zeros(1), cpl.Contextual(keys, keys, lambda s, count: s))

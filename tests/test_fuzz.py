@@ -12,6 +12,7 @@ import os
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -104,7 +105,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     ),
     "Selection.mask": (method(lambda: cpl.greedy(potentials(), 2), "mask"), lambda: {"num_candidates": N}),
     "Forbid": (partial(constrained, cpl.Forbid), lambda: {"mask": [False] * N}),
-    "Require": (partial(constrained, cpl.Require), lambda: {"mask": [False] * N}),
+    "Require": (partial(constrained, cpl.Require), lambda: {"mask": [False] * N, "first": True}),
     "Adjacent": (partial(constrained, cpl.Adjacent), lambda: {"neighbours": [[1], [2], [3], []]}),
     "Budget": (partial(constrained, cpl.Budget), lambda: {"cost": [1.0] * N, "limit": 3.0}),
     "greedy": (cpl.greedy, lambda: {"pot": potentials(), "stop_threshold": 0.5, **limits()}),
@@ -124,6 +125,10 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "stochastic_beam": (
         cpl.stochastic_beam,
         lambda: {"pot": potentials(), "num_samples": 2, "generator": GENERATOR, **limits()},
+    ),
+    "refine": (
+        cpl.refine,
+        lambda: {"pot": potentials(), "selection": cpl.greedy(potentials(), 3), "sweeps": 2, **limits()},
     ),
     "hypotheses": (cpl.hypotheses, lambda: {"pot": potentials(), "num_hypotheses": 2, "num_beams": 4, **limits()}),
     "hypotheses(same)": (
@@ -223,6 +228,10 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     "CPLHead.forward": (
         method(lambda: cpl.CPLHead(2, 3), "forward"),
         lambda: {"features": tensor(B, N, 2), "mask": torch.ones(B, N, dtype=torch.bool)},
+    ),
+    "CPLHead.forward(pairs)": (
+        method(lambda: cpl.CPLHead(2, 3, kind="coverage"), "forward"),
+        lambda: {"features": tensor(B, N, 2), "pairs": tensor(B, N, N)},
     ),
     "explore": (
         cpl.explore,
@@ -460,7 +469,7 @@ def row_options(asked: Asked, row: int, batch: int) -> dict[str, Any]:
     each = []
     for constraint in options.get("constraints", ()):
         if isinstance(constraint, cpl.Forbid | cpl.Require):
-            constraint = type(constraint)(own(constraint.mask, 2))
+            constraint = replace(constraint, mask=own(constraint.mask, 2))
         elif isinstance(constraint, cpl.Adjacent):
             constraint = cpl.Adjacent(own(constraint.neighbours, 3))
         elif isinstance(constraint, cpl.Budget):
@@ -494,7 +503,7 @@ def widened(asked: Asked, n: int, more: int) -> dict[str, Any]:
     each = []
     for constraint in options.get("constraints", ()):
         if isinstance(constraint, cpl.Forbid | cpl.Require):
-            constraint = type(constraint)(torch.nn.functional.pad(constraint.mask, (0, more)))
+            constraint = replace(constraint, mask=torch.nn.functional.pad(constraint.mask, (0, more)))
         elif isinstance(constraint, cpl.Adjacent):
             constraint = cpl.Adjacent(torch.nn.functional.pad(constraint.neighbours, (0, more, 0, more), value=True))
         elif isinstance(constraint, cpl.Budget):

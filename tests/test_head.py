@@ -302,3 +302,5 @@ def test_pairs_join_the_coverage_of_their_ends() -> None:
         make("lowrank").double()(features, mask, pairs)
     with pytest.raises(ValueError, match="pairs: expected"):
         head(features, mask, pairs[:, :4])
+    with pytest.raises(ValueError, match="pairs: expected a tensor on cpu, got one on meta"):
+        head(features, mask, pairs.to("meta"))

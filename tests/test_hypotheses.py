@@ -110,6 +110,19 @@ def test_large_sets_are_bounded_from_below() -> None:
     assert -math.inf < sel.log_prob[0, 0] <= whole[0] + 1e-4
 
 
+def test_small_sets_are_exact_beside_large_ones() -> None:
+    """Answers of more than ten items in one row leave those of another row as they are alone."""
+    pot = fixed_case("dense", 0, 2, 14).pot
+    W = pot.interaction.dense() - torch.tensor([0.8, 0.0]).view(2, 1, 1)
+    pot = cpl.Potentials(pot.unary + 2, torch.tensor([0.0, -30.0]).double(), cpl.Dense(W))
+    both, alone = cpl.hypotheses(pot, 4, num_beams=4), cpl.hypotheses(pot[:1], 4, num_beams=4)
+    assert both.lengths[0].max() <= 10 < both.lengths[1].max()
+    torch.testing.assert_close(both.log_prob[0], alone.log_prob[0], atol=1e-9, rtol=0)
+    for answer, log_prob in zip(both.indices[0], both.log_prob[0], strict=True):
+        said = cpl.set_log_prob(pot[:1], answer.unsqueeze(0))[0]
+        torch.testing.assert_close(log_prob.view(1), said, atol=1e-9, rtol=0)
+
+
 def test_estimates_of_modes_are_right_on_average() -> None:
     """More sequences than beams: the stated probabilities are close to the enumerated ones, and vary by generator."""
     pot = fixed_case("recent+stop", 1, 1, 6).pot

@@ -217,6 +217,23 @@ def test_taking_everyone_leaves_only_the_stop() -> None:
     agree(cpl.ordered_nll(case.pot, order, reduction="none"), [want])
 
 
+@pytest.mark.parametrize("options", [{}, {"subsets": 3}, {"exact": True}])
+def test_a_weight_of_zero_leaves_out_even_a_stop_that_is_ruled_out(options: dict[str, Any]) -> None:
+    pot = fixed_case("dense", 5, 2, 4).pot
+    never = cpl.Potentials(pot.unary, torch.full_like(pot.stop, -torch.inf), pot.interaction, pot.mask)
+    target = torch.tensor([[1, 0, 2], [3, -1, -1]])
+
+    def value(pot: cpl.Potentials, **weights: float) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return cpl.subset_nll(pot, target, reduction="none", generator=generator, **weights, **options)
+
+    assert value(never, early_stop_weight=0.0).eq(torch.inf).any()
+    got = value(never, early_stop_weight=0.0, stop_weight=0.0)
+    assert got.isfinite().all()
+    low = cpl.Potentials(pot.unary, torch.full_like(pot.stop, -1e3), pot.interaction, pot.mask)
+    torch.testing.assert_close(got, value(low, early_stop_weight=0.0, stop_weight=0.0))
+
+
 def test_exact_has_a_limit_and_refuses_subsets() -> None:
     case = fixed_case("dense", 5, 1, 14)
     with pytest.raises(ValueError, match="target: expected at most 12 items with exact=True, got 13"):

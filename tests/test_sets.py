@@ -266,6 +266,15 @@ def test_wide_beams_find_the_likeliest_completions(data: Any) -> None:
         assert unpad(greedy.indices)[b] == [*part, *chosen]
 
 
+@pytest.mark.parametrize("option", [{"temperature": 0.5}, {"top_k": 1}, {"top_p": 0.9}])
+def test_what_only_samples_have_is_refused_without_them(option: dict[str, Any]) -> None:
+    pot, picked = fixed_case("dense", 9, 1, 5).pot, torch.tensor([[3]])
+    for beams in ({}, {"num_beams": 2}):
+        with pytest.raises(ValueError, match=f"{next(iter(option))}: expected (1|None) without num_samples, got"):
+            cpl.complete(pot, picked, **option, **beams)
+    assert cpl.complete(pot, picked, num_samples=2, **option).indices.shape == (2, 1, 5)
+
+
 def test_limits_count_what_was_given() -> None:
     case = fixed_case("dense", 9, 1, 5)
     picked = torch.tensor([[3, 1]])

@@ -128,3 +128,21 @@ def test_values_are_checked_again_afterwards() -> None:
     torch.func.grad(lambda u: cpl.log_prob(with_unary(pot, u), ORDER).sum())(pot.unary)
     with pytest.raises(ValueError, match="order: expected indices"):
         cpl.log_prob(pot, ORDER + 9)
+
+
+PART = torch.tensor([[3, 0, -1], [-1, -1, -1]])
+PARTS: dict[str, Callable[[cpl.Potentials], Any]] = {
+    "next_probs": lambda pot: cpl.next_probs(pot, PART),
+    "inclusion_probs": lambda pot: cpl.inclusion_probs(pot, PART),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_several_sizes(kind: str, name: str) -> None:
+    """Padding of a part is no pick, also where the sizes may not be read."""
+    if kind.startswith("recent") and name == "inclusion_probs":
+        pytest.skip("estimated by sampling, which vmap does not allow")
+    pots = [potentials(kind, seed) for seed in range(2)]
+    want = torch.stack([PARTS[name](pot) for pot in pots])
+    torch.testing.assert_close(torch.vmap(PARTS[name])(stacked(pots)), want)

@@ -30,7 +30,7 @@ from torchcpl.checks import (
     tracing,
     validating,
 )
-from torchcpl.potentials import Potentials, check_potentials, picked_mask
+from torchcpl.potentials import Potentials, check_potentials, latest, picked_mask
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class History:
 
 def per_row(name: str, value: Any, pot: Potentials, dtype: torch.dtype) -> Tensor:
     """(N,) or (B, N) per candidate → (B or 1, N) on the potentials' device."""
-    given = as_tensor(name, value, pot)
+    given = as_tensor(name, value, pot.unary.device)
     n = pot.num_candidates
     batch = pot.unary.shape[0]  # not len(pot), which would specialise a symbolic size
     shapes = ((batch, n), (n,), (1, n))
@@ -54,12 +54,12 @@ def per_row(name: str, value: Any, pot: Potentials, dtype: torch.dtype) -> Tenso
     return given.to(dtype).expand(batch, n)
 
 
-def as_tensor(name: str, value: Any, pot: Potentials) -> Tensor:
-    """A tensor, array, list or number as a tensor on the potentials' device; Python floats keep their 64 bits."""
+def as_tensor(name: str, value: Any, device: torch.device) -> Tensor:
+    """A tensor, array, list or number as a tensor on ``device``; Python floats keep their 64 bits."""
     try:
         if not isinstance(value, Tensor):
             value = np.asarray(value)
-        found = torch.as_tensor(value, device=pot.unary.device)
+        found = torch.as_tensor(value, device=device)
         if found.layout == torch.strided:
             return found
     except (TypeError, ValueError, RuntimeError):
@@ -95,7 +95,13 @@ class Require:
 
     def met(self, picked: Tensor) -> Tensor:
         """Whether selections ``Selection.mask()`` (..., N) contain all required candidates."""
-        required = torch.as_tensor(self.mask, device=picked.device)
+        if not isinstance(picked, Tensor) or picked.dtype != torch.bool or picked.dim() == 0:
+            raise ValueError(f"picked: expected a bool tensor (..., N), as Selection.mask() is, got {describe(picked)}")
+        required = as_tensor("Require.mask", self.mask, picked.device)
+        shapes = (picked.shape[-1:], picked.shape[-2:], (1, picked.shape[-1]))
+        if required.dtype != torch.bool or required.shape not in shapes:
+            wanted = f"a bool per candidate of picked, {tuple(picked.shape)}"
+            raise ValueError(f"Require.mask: expected {wanted}, got {describe(self.mask)}")
         return (picked | ~required).all(-1)
 
 
@@ -115,7 +121,7 @@ class Adjacent:
         n = pot.num_candidates
         if isinstance(given, list | tuple):
             given = _filled(given)
-        given = as_tensor("neighbours", given, pot)
+        given = as_tensor("neighbours", given, pot.unary.device)
         if given.dim() == 2:
             given = given.unsqueeze(0)
         shaped = given.dim() == 3 and given.shape[0] in (1, pot.unary.shape[0]) and given.shape[1] == n
@@ -209,7 +215,7 @@ class Rules:
         self._refuse_impossible()
 
     def after(self, given: Tensor) -> Rules:
-        """The rules of a process that goes on after the picks ``given`` (B, 1 or K, m), which count as picked."""
+        """The rules of a process that goes on after the picks ``given`` (B, 1 or K, m), any of which may be −1."""
         new = copy(self)
         new.given = given
         return new
@@ -218,8 +224,7 @@ class Rules:
         """The rules of some rows of the batch, for ``pot[rows]``."""
         new = copy(self)
         new.available = self.available[rows]
-        new.required = None if self.required is None else self.required[rows]
-        new.first = None if self.first is None else self.first[rows]
+        new.required, new.first = (None if part is None else part[rows] for part in (self.required, self.first))
         new._adjacent = [m[rows] if m.shape[0] != 1 else m for m in self._adjacent]
         new._budgets = [(cost[rows], limit[rows]) for cost, limit in self._budgets]
         if isinstance(self.stop_bias, Tensor) and self.stop_bias.dim():
@@ -245,10 +250,10 @@ class Rules:
 
     def allowed(self, history: History) -> tuple[Tensor, Tensor | None]:
         """Which candidates (B, K, N) may be picked next, and where the stop may be chosen (B, K), None: everywhere."""
-        if self.given is not None and self.given.shape[2]:
+        if self.given is not None:
             picked = history.selected | picked_mask(self.given, history.selected.shape[-1])
-            last = history.last.where(history.last >= 0, self.given[..., -1])
-            history = History(picked, last, history.count + self.given.shape[2])
+            last = history.last.where(history.last >= 0, latest(self.given)[..., -1])
+            history = History(picked, last, history.count + (self.given >= 0).sum(-1))
         left = self.available.unsqueeze(1) > history.selected  # (B, K, N): available and not selected
         allowed = left & (history.count < self.max_len).unsqueeze(-1)
         if self.plain and self.min_len == 0:
@@ -348,8 +353,8 @@ def _check_stop_bias(stop_bias: Any, pot: Potentials) -> None:
 
 def _budget(constraint: Budget, pot: Potentials) -> tuple[Tensor, Tensor]:
     """Costs (B, N) and what may be spent (B,), in float64."""
-    cost = as_tensor("Budget.cost", constraint.cost, pot)
-    limit = as_tensor("Budget.limit", constraint.limit, pot)
+    cost = as_tensor("Budget.cost", constraint.cost, pot.unary.device)
+    limit = as_tensor("Budget.limit", constraint.limit, pot.unary.device)
     values = readable()
     batch = pot.unary.shape[0]
     shaped = tuple(limit.shape) in ((), (batch,)) and is_real(limit)

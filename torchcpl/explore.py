@@ -139,9 +139,10 @@ def _process(
     one, rules = pot[[row]], rules.rows(torch.tensor([row], device=pot.unary.device))
     one = replace(one, stop=rules.biased(one.stop))  # the page has no bias
     stored, bits = _rounded(one)
-    forced = torch.zeros_like(one.mask) if rules.required is None else rules.required
-    first = rules.first is not None
-    if rules.first is not None and not torch.equal(rules.first, forced):
+    none = torch.zeros_like(one.mask)
+    forced, before = (none if part is None else part for part in (rules.required, rules.first))
+    first = bool(before.any())
+    if first and not torch.equal(before, forced):
         raise ValueError("constraints: expected all required candidates first, or none, for the page has one rule")
     marks: list[Constraint] = [Forbid(~rules.available), Require(forced, first)]
     picks, again = (greedy(p, constraints=marks, **options).tolist() for p in (one, stored))

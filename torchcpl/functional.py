@@ -96,7 +96,11 @@ def summed(log_probs: Tensor, picks: Tensor) -> Tensor:
 
 def sequence_log_probs(pot: Potentials, order: Tensor, rules: Rules) -> Tensor:
     """(B, P) log-probabilities of the sequences ``order`` (B, P, T)."""
-    picks, stop = prefix_log_probs(pot, order, rules)  # (B, P, T+1) each
+    return whole_log_probs(*prefix_log_probs(pot, order, rules), order)
+
+
+def whole_log_probs(picks: Tensor, stop: Tensor, order: Tensor) -> Tensor:
+    """(B, P) log-probabilities of ``order`` (B, P, T) from those of each pick and of each stop, two (B, P, T+1)."""
     length = (order >= 0).sum(-1, keepdim=True)
     return picks.sum(-1) + stop.gather(-1, length).squeeze(-1)
 

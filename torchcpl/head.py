@@ -128,7 +128,7 @@ class CPLHead(nn.Module):
         if pairs is not None:
             if self.kind != "coverage":
                 raise ValueError(f'pairs: expected none with kind="{self.kind}", only "coverage" reads them')
-            check_tensor("pairs", pairs, (batch, n, n), "float")
+            check_tensor("pairs", pairs, (batch, n, n), "float", like=features)
         token = self.stop_token.to(features.dtype).expand(batch, 1, -1)
         rows = torch.cat([features, token], 1).flatten(0, 1)  # (B·(N+1), dim): flat, so that chunks are views
         parts = zip(self.outputs, self.hidden(rows).chunk(len(self.outputs), -1), strict=True)

@@ -13,7 +13,7 @@ from torchcpl.constraints import Constraint, Rules
 from torchcpl.decoding.beam import Beams, draw_distinct, highest, likeliest, search, selection
 from torchcpl.functional import prefix_log_probs
 from torchcpl.potentials import Potentials, Selection, picked_mask
-from torchcpl.sets import set_log_probs
+from torchcpl.sets import order_matters, set_log_probs
 
 EXACT_ITEMS = 10  # largest set whose probability is computed exactly: 2¹⁰ subsets
 
@@ -78,10 +78,10 @@ def hypotheses(
 def _likeliest_sets(pot: Potentials, rules: Rules, count: int, width: int) -> tuple[Tensor, Tensor]:
     """(B, R, T) and (B, R) by a beam search over sets."""
     indices, log_prob = (part[:, :count] for part in set_beam(pot, rules, width))
-    if indices.numel() == 0 or int((indices >= 0).sum(-1).max()) > EXACT_ITEMS:
-        return indices, log_prob
-    exact = torch.stack([set_log_probs(pot, answer, rules, None, None)[0] for answer in indices.unbind(1)], 1)
-    log_prob, order = exact.masked_fill(log_prob == -torch.inf, -torch.inf).sort(dim=1, descending=True, stable=True)
+    small = ((indices >= 0).sum(-1) <= EXACT_ITEMS) & (log_prob > -torch.inf)  # (B, R)
+    sets = indices[..., :EXACT_ITEMS].masked_fill(~small.unsqueeze(-1), -1)
+    exact = torch.stack([set_log_probs(pot, answer, rules, None, None)[0] for answer in sets.unbind(1)], 1)
+    log_prob, order = exact.where(small, log_prob).sort(dim=1, descending=True, stable=True)
     return indices.gather(1, order.unsqueeze(-1).expand_as(indices)), log_prob
 
 
@@ -128,7 +128,7 @@ def set_beam(pot: Potentials, rules: Rules, width: int) -> tuple[Tensor, Tensor]
     Where interaction or rules depend on the latest pick, only hypotheses with the same latest pick are merged.
     """
     n = pot.num_candidates
-    ordered = rules.ordered or pot.interaction.depends_on == "last"
+    ordered = order_matters(pot, rules)
     # A set's key is the sum of 64-bit random codes of its members, of padding 0: collisions are negligible.
     codes, latest = torch.randint(2**62, (2, n + 2), generator=torch.Generator().manual_seed(0)).to(pot.unary.device)
     codes[-1] = latest[n] = 0

@@ -155,4 +155,6 @@ def _context_terms(picks: Tensor, stop: Tensor, left: Tensor, weights: tuple[flo
     going_on = -picks / left.clamp(min=1)
     if early_stop_weight != 0:
         going_on = going_on + early_stop_weight * stop.exp()
-    return torch.where(left > 0, going_on, -stop_weight * stop)
+    # A weight of 0 leaves the stop out, also where its log-probability is −inf.
+    ended = -stop_weight * stop if stop_weight != 0 else torch.zeros_like(stop)
+    return torch.where(left > 0, going_on, ended)

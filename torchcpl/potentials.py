@@ -266,6 +266,11 @@ def picked_mask(indices: Tensor, num_candidates: int) -> Tensor:
     return picked.scatter(-1, slots, True)[..., :num_candidates]
 
 
+def picks_first(indices: Tensor) -> Tensor:
+    """(..., T) the order of the places of ``indices`` (..., T) that puts the picks first, as they are, and −1 last."""
+    return (indices < 0).to(torch.int8).argsort(dim=-1, stable=True)
+
+
 def latest(picks: Tensor) -> Tensor:
     """(..., T+1) the latest of the first 0, 1, …, T ``picks`` (..., T), any of which may be −1; −1 for none."""
     padded = torch.nn.functional.pad(picks, (1, 0), value=-1)

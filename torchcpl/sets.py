@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from torchcpl.checks import check_choice, check_count, check_generator, readable
 from torchcpl.constraints import Budget, Constraint, History, Require, Rules
 from torchcpl.decoding.beam import likeliest, search, selection
-from torchcpl.decoding.sample import draw
+from torchcpl.decoding.sample import check_sharpening, draw
 from torchcpl.functional import (
     blame_nan,
     check_sequences,
@@ -37,7 +37,7 @@ from torchcpl.functional import (
 )
 from torchcpl.interactions.base import Additive, State, accumulator
 from torchcpl.losses import REDUCTIONS, shuffled, subsets_of
-from torchcpl.potentials import Potentials, Selection, picked_mask
+from torchcpl.potentials import Potentials, Selection, latest, picked_mask, picks_first
 
 SUBSET_LIMIT = 15  # largest set whose probability is computed exactly by default: 2¹⁵ subsets
 ORDER_LIMIT = 5  # largest part whose orders are enumerated, where the whole order matters
@@ -171,8 +171,8 @@ def next_probs(
     buckets = _buckets(pot, picked, rules)
     for bucket in buckets:
         orders, log_weight = _posterior(bucket, num_samples, generator)  # (M, P, m), (M, P)
-        last = orders[..., -1] if orders.shape[2] else orders.new_full(orders.shape[:2], -1)
-        log_probs = bucket.log_probs(bucket.pot.interaction.after(bucket.flat(orders)), orders, last)  # (M, P, N+1)
+        state = bucket.pot.interaction.after(bucket.flat(orders))
+        log_probs = bucket.log_probs(state, orders, latest(orders)[..., -1])  # (M, P, N+1)
         values.append((log_weight.unsqueeze(-1) + log_probs).exp().sum(1))
     return blame_nan(_in_order(values, buckets), pot)
 
@@ -201,20 +201,14 @@ def complete(
     both. ``log_prob`` is that of the added ones. Where the order of the picks matters, or which was the latest, every
     sample draws just that for the given items from its posterior; greedy and beam search go on from the likeliest.
     """
-    check_count("num_return", num_return, 1)
-    check_count("num_samples", num_samples, 1, optional=True)
-    check_count("num_beams", num_beams, 1, optional=True)
-    if num_samples is not None and num_beams is not None:
-        raise ValueError(f"num_beams: expected None together with num_samples, got {num_beams}")
+    _check_manner(num_samples, num_beams, num_return, temperature, top_k, top_p)
     width = num_beams or 1  # a beam of one is greedy
-    if num_return > width:
-        raise ValueError(f"num_return: expected at most num_beams = {width}, got {num_return}")
     check_sequences("picked", picked, pot, picks_real=True, broadcast=True)
     check_generator(generator, picked.device)
     if len(pot) != len(picked):
         pot = pot[torch.zeros(len(picked), dtype=torch.long, device=picked.device)]
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
-    if (most := longest(picked)) > rules.max_len:
+    if readable() and (most := longest(picked)) > rules.max_len:
         raise ValueError(f"max_len: expected at least {most}, the number of given items, got {rules.max_len}")
     if room := [rule for rule in constraints if isinstance(rule, Budget | Require)]:  # raises if the part leaves none
         Rules(pot, max_len, min_len, constraints=[*room, Require(picked_mask(picked, pot.num_candidates))])
@@ -232,12 +226,35 @@ def complete(
         else:
             added = selection(search(part.pot, onward, width, likeliest(width)), num_return, part.pot)  # (M, R, T)
         assert added.step_log_prob is not None
-        indices = torch.cat([given.expand(*added.lengths.shape, -1), added.indices], -1)[..., : rules.max_len]
-        gains = pad(added.step_log_prob, (given.shape[2], 0))[..., : rules.max_len]
-        found.append((indices, gains, added.log_prob))
+        indices = torch.cat([given.expand(*added.lengths.shape, -1), added.indices], -1)
+        gains = pad(added.step_log_prob, (given.shape[2], 0))
+        place = picks_first(indices)[..., : rules.max_len]
+        found.append((indices.gather(-1, place), gains.gather(-1, place), added.log_prob))
     each = [_in_order(list(parts), buckets) for parts in zip(*found, strict=True)]
     indices, gains, log_prob = (x.transpose(0, 1) if num_samples else x if num_beams else x[:, 0] for x in each)
     return Selection(indices, (indices >= 0).sum(-1), log_prob, pot.num_candidates, step_log_prob=gains)
+
+
+def _check_manner(
+    num_samples: int | None,
+    num_beams: int | None,
+    num_return: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+) -> None:
+    """Check how ``complete`` is to go on: greedily, by samples or by beams, and what only samples have."""
+    check_count("num_return", num_return, 1)
+    check_count("num_samples", num_samples, 1, optional=True)
+    check_count("num_beams", num_beams, 1, optional=True)
+    if num_samples is not None and num_beams is not None:
+        raise ValueError(f"num_beams: expected None together with num_samples, got {num_beams}")
+    if num_return > (num_beams or 1):
+        raise ValueError(f"num_return: expected at most num_beams = {num_beams or 1}, got {num_return}")
+    check_sharpening(temperature, top_k, top_p)
+    for name, given, unset in (("temperature", temperature, 1), ("top_k", top_k, None), ("top_p", top_p, None)):
+        if num_samples is None and given != unset:
+            raise ValueError(f"{name}: expected {unset} without num_samples, got {given}")
 
 
 def inclusion_probs(
@@ -260,8 +277,8 @@ def inclusion_probs(
     check_sequences("picked", picked, pot, broadcast=True)
     check_generator(generator, picked.device)
     rules = Rules(pot, max_len, min_len, stop_bias, constraints)
-    left = pot.num_candidates - (int((picked >= 0).sum(-1).min()) if picked.numel() else 0)
-    if num_samples is not None or left > REST_LIMIT or _order_matters(pot, rules):
+    left = pot.num_candidates - (int((picked >= 0).sum(-1).min()) if picked.numel() and readable() else 0)
+    if num_samples is not None or left > REST_LIMIT or order_matters(pot, rules):
         options: dict[str, Any] = {"min_len": min_len, "stop_bias": stop_bias, "constraints": constraints}
         drawn = complete(pot, picked, max_len, num_samples=num_samples or 4096, generator=generator, **options)
         return drawn.mask().to(drawn.log_prob.dtype).mean(0)
@@ -269,7 +286,9 @@ def inclusion_probs(
     buckets = _buckets(pot, picked, rules)
     for part in buckets:
         inside = picked_mask(part.items, pot.num_candidates)  # (M, N)
-        rest = inside.to(torch.int8).argsort(dim=-1, stable=True)[:, : inside.shape[1] - part.items.shape[1]]
+        # Where rows differ in how many are left, some of these are in the part: that one is picked again is impossible.
+        most = inside.shape[1] - part.items.shape[1] if readable() else left
+        rest = inside.to(torch.int8).argsort(dim=-1, stable=True)[:, :most]
         ended = inside.to(accumulator(pot.unary.dtype))
         for members, reach, stop in _forward(replace(part, items=rest, given=part.items)):
             mass = (reach + stop).exp().expand(-1, -1, members.shape[1])  # (M, A, size)
@@ -377,18 +396,23 @@ def _in_order(values: list[Tensor], buckets: list[Bucket]) -> Tensor:
     return torch.cat(values)[torch.cat([part.rows for part in buckets]).argsort()]
 
 
-def _order_matters(pot: Potentials, rules: Rules) -> bool:
+def order_matters(pot: Potentials, rules: Rules) -> bool:
+    """Whether probabilities after some picks depend on their order, if only on the latest."""
     return rules.ordered or pot.interaction.depends_on != "set"
 
 
 def _exact(part: Bucket) -> Tensor:
     """(M,) log P of each set, by dynamic programming."""
-    by_size = _forward(part)
-    # The first subset of each size consists of the first items: a padded row is the one of its size.
-    ended = [logsumexp((reach + stop)[:, 0]) for _, reach, stop in (by_size[-1:] if readable() else by_size)]
-    if len(ended) == 1:
-        return ended[0]
-    return torch.stack(ended, -1).gather(1, (part.items >= 0).sum(-1, keepdim=True)).squeeze(-1)
+    return _whole(part, [logsumexp(reach[:, 0] + stop[:, 0]) for _, reach, stop in _forward(part)])
+
+
+def _whole(part: Bucket, values: list[Tensor]) -> Tensor:
+    """For each row (M, ...) that of the ``values`` of the first subset of every size which belongs to all its items."""
+    # The first subset of a size consists of the first items, so that of a padded row is the one of its size.
+    if readable():
+        return values[-1]
+    size = (part.items >= 0).sum(-1).view(1, -1, *[1] * (values[0].dim() - 1))
+    return torch.stack(values).gather(0, size.expand(1, *values[0].shape)).squeeze(0)
 
 
 def _forward(part: Bucket) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -397,7 +421,7 @@ def _forward(part: Bucket) -> list[tuple[Tensor, Tensor, Tensor]]:
     Where rules or interaction depend on the latest pick it is part of the state, one of L = size; else L = 1.
     """
     rows, count = part.items.shape
-    lattice = _lattice(count, _order_matters(part.pot, part.rules), part.items.device)
+    lattice = _lattice(count, order_matters(part.pot, part.rules), part.items.device)
     pieces = part.pieces(len(lattice.picks), CHUNK if part.items.is_cuda else CACHED)
     step = torch.cat([_item_log_probs(piece, lattice) for piece in pieces])  # (M, K, k+1)
     parts = step.flatten(1).index_select(1, lattice.steps).split(lattice.counts, 1)
@@ -526,16 +550,18 @@ def _posterior(part: Bucket, samples: int, generator: torch.Generator | None) ->
     """
     items, count = part.items, part.items.shape[1]
     weight = part.pot.stop.new_zeros(len(items), 1, dtype=accumulator(part.pot.stop.dtype))
-    if count < 2 or not _order_matters(part.pot, part.rules):
+    if count < 2 or not order_matters(part.pot, part.rules):
         return items.unsqueeze(1), weight
     whole = part.pot.interaction.depends_on == "order"
     if not whole and count <= SUBSET_LIMIT:
         orders = items[:, _lattice(count, True, items.device).picks[-count:]]  # (M, k, k)
-        weight = _forward(part)[-1][1][:, 0]
+        reached = [reach[:, 0] for _, reach, _ in _forward(part)]  # (M, size), with each item the latest
+        weight = _whole(part, [pad(reach, (0, count - reach.shape[1]), value=-torch.inf) for reach in reached])
     else:
         log_q: Tensor | float = 0.0
         if count <= ORDER_LIMIT:
             orders = items[:, torch.tensor(list(permutations(range(count))), device=items.device)]
+            orders = orders.gather(-1, picks_first(orders))
         else:
             orders, log_q = _draw_orders(part, samples, "process", generator)
         picks, _ = prefix_log_probs(part.pot, part.flat(orders), part.rules)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchcpl.checks import check_count, check_tensor, describe
+from torchcpl.checks import check_count, check_order, check_tensor, describe, validating
 from torchcpl.constraints import Constraint, History, Rules
 from torchcpl.decoding.rollout import refuse_tracing
-from torchcpl.functional import blame_nan, check_sequences, longest, prefix_log_probs, step_logits
+from torchcpl.functional import blame_nan, longest, prefix_log_probs, step_logits, whole_log_probs
 from torchcpl.potentials import Potentials, Selection, latest, picked_mask
 
 
@@ -54,19 +54,16 @@ def refine(
     single = given.dim() == 2
     order = given.unsqueeze(1) if single else given  # (B, R, T)
     check_tensor("selection.indices", order, (len(pot), "R", "T"), "long", like=pot.unary)
-    for one in order.unbind(1):
-        check_sequences("selection.indices", one, pot, picks_real=True)
+    if validating(given):
+        check_order("selection.indices", given, pot.num_candidates, pot.mask)
     order = order[..., : longest(order.flatten(0, 1))]
     for _ in range(sweeps):
         order = sweep(pot, order, rules)
     picks, stop = prefix_log_probs(pot, order, rules)  # (B, R, T+1) each
-    lengths = (order >= 0).sum(-1)
-    log_prob = picks.sum(-1) + stop.gather(-1, lengths.unsqueeze(-1)).squeeze(-1)
+    log_prob = blame_nan(whole_log_probs(picks, stop, order), pot)
     rest = (0, given.shape[-1] - order.shape[-1])
-    found = Selection(
-        pad(order, rest, value=-1), lengths, blame_nan(log_prob, pot), pot.num_candidates,
-        step_log_prob=pad(picks[..., :-1], rest),
-    )  # fmt: skip
+    order, steps = pad(order, rest, value=-1), pad(picks[..., :-1], rest)
+    found = Selection(order, (order >= 0).sum(-1), log_prob, pot.num_candidates, step_log_prob=steps)
     return found.map(lambda part: part[:, 0]) if single else found
 
 

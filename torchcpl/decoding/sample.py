@@ -59,9 +59,7 @@ def draw(
     """``sample`` under ``rules``: (S, B, T)."""
     if generator is not None and torch.compiler.is_compiling():
         raise ValueError("generator: expected None in torch.compile or torch.export (use torch.manual_seed), got one")
-    check_number("temperature", temperature, "a positive number", lambda value: 0 < value < math.inf)
-    check_count("top_k", top_k, 1, optional=True)
-    check_number("top_p", top_p, "a number in (0, 1]", lambda value: 0 < value <= 1, optional=True)
+    check_sharpening(temperature, top_k, top_p)
 
     def choose(log_probs: Tensor) -> Tensor:
         return categorical(sharpen(log_probs, temperature, top_k, top_p).exp(), generator)
@@ -71,6 +69,12 @@ def draw(
 
     truncated = top_k is not None or top_p is not None
     return samples_first(dispatch.sample(pot, rules, num_samples, temperature, generator, truncated, plain))
+
+
+def check_sharpening(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    check_number("temperature", temperature, "a positive number", lambda value: 0 < value < math.inf)
+    check_count("top_k", top_k, 1, optional=True)
+    check_number("top_p", top_p, "a number in (0, 1]", lambda value: 0 < value <= 1, optional=True)
 
 
 def categorical(weight: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -46,11 +46,15 @@ class Coverage(Additive):
         flat = picks.flatten(1)  # (B, M)
         product, _ = key_logits(self.cover_keys, None, gather_rows(self.cover_values, flat))  # (B, M, N)
         dtype = accumulator(self.values.dtype)
-        covered = (product.to(dtype) + self.cover_offset.to(dtype)[:, None, None]).clamp(max=LARGEST).exp()
-        covered = covered.masked_fill((flat < 0).unsqueeze(-1), 0).view(*picks.shape, self.shape[1])
-        return addends(self.values, picks), covered
+        covered = covering(product.to(dtype) + self.cover_offset.to(dtype)[:, None, None], flat)
+        return addends(self.values, picks), covered.view(*picks.shape, self.shape[1])
 
     def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
         context, covered = state
         candidates, stop = key_logits(self.keys, self.stop_key, context)
         return candidates - torch.log1p(covered), stop
+
+
+def covering(strength: Tensor, picks: Tensor) -> Tensor:
+    """exp c (..., N) of how far each of ``picks`` (...) covers the candidates, c = ``strength``; zero at −1."""
+    return strength.clamp(max=LARGEST).exp().masked_fill((picks < 0).unsqueeze(-1), 0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchcpl.interactions.base import Additive, State
-from torchcpl.interactions.coverage import LARGEST
+from torchcpl.interactions.coverage import covering
 from torchcpl.interactions.dense import check_pairs, gather_columns, with_stop
 from torchcpl.potentials import register_pytree
 
@@ -31,8 +31,7 @@ class DenseCoverage(Additive):
     # The state is Σ exp c of every candidate (B, K, N) and, with a stop_row, what the picks add to the stop (B, K, 1).
 
     def steps(self, picks: Tensor) -> State:
-        covered = gather_columns(self.cover, picks).clamp(max=LARGEST).exp()  # (B, ..., N)
-        return with_stop(covered.masked_fill((picks < 0).unsqueeze(-1), 0), self.stop_row, picks)
+        return with_stop(covering(gather_columns(self.cover, picks), picks), self.stop_row, picks)
 
     def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
         return -torch.log1p(state[0]), state[1].squeeze(-1) if len(state) > 1 else None

@@ -41,7 +41,7 @@ def applies(pot: Potentials, rules: Rules) -> bool:
     return dtypes <= {torch.float32} or dtypes <= {torch.float64}
 
 
-def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None = None) -> Selection:
+def greedy(pot: Potentials, rules: Rules, stop_threshold: float | None) -> Selection:
     """``rollout`` with argmax, or with ``stop_threshold``."""
     # Where a compiled function falls back to Python, the compiler traces what that calls, and its NumPy does not write
     # through views. A program that has not imported the compiler need not.
@@ -132,7 +132,7 @@ def _decode_row(
     rules: Rules,
     indices: Array,
     gains: Array,
-    log_threshold: float | None = None,
+    log_threshold: float | None,
 ) -> float:
     """Decode one row in place, ``scores`` (N+1,) with the stop last; returns its log-probability.
 
@@ -215,10 +215,10 @@ Effect = Callable[[int], tuple[Any, Any]]  # of a pick: what it adds to the cand
 
 def _row_update(interaction: Interaction, row: int, scores: Array) -> Callable[[int], None]:
     """Add a pick's effect to the scores (N+1,) of one row."""
-    candidates, n = scores[:-1], len(scores) - 1
+    candidates, n, plus = scores[:-1], len(scores) - 1, np.add  # looked up once, not at every step
     effect, second = _effects(interaction, row)
 
-    def add(pick: int, plus: Any = np.add) -> None:
+    def add(pick: int) -> None:
         column, stop = effect(pick)
         plus(candidates, column, candidates)
         if stop is not None:

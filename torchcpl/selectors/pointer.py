@@ -17,7 +17,7 @@ from torchcpl.encoders.transformer import DecoderLayer
 from torchcpl.head import mlp
 from torchcpl.interactions import Interaction
 from torchcpl.interactions.base import State, gather_rows
-from torchcpl.potentials import Potentials
+from torchcpl.potentials import Potentials, picks_first
 
 
 class PointerHead(nn.Module):
@@ -114,8 +114,7 @@ class Pointer(Interaction):
 
     def after(self, picks: Tensor) -> State:
         # Move the picks to the front, in order: the state is that of the prefix they form.
-        front = (picks < 0).to(torch.int8).argsort(dim=-1, stable=True)
-        (hidden,) = self.prefixes(picks.gather(-1, front))
+        (hidden,) = self.prefixes(picks.gather(-1, picks_first(picks)))
         per_pick = hidden.view(*picks.shape[:2], picks.shape[2] + 1, hidden.shape[-1])
         length = (picks >= 0).sum(-1)[..., None, None].expand(-1, -1, 1, per_pick.shape[-1])
         return (per_pick.gather(2, length).squeeze(2),)
