@@ -20,7 +20,7 @@ import torch
 from torchcpl import __version__
 from torchcpl.completion import script
 from torchcpl.config import TrainConfig, add_arguments, from_args, from_toml, given_options, words
-from torchcpl.files import extra
+from torchcpl.files import extra, targets_of
 from torchcpl.predict import ENGINES, Predictor, explore_file, predict_file
 from torchcpl.provenance import device_name
 from torchcpl.select import DIRECT, METRICS
@@ -103,7 +103,7 @@ def evaluate(options: argparse.Namespace) -> None:
 
 
 def predict(options: argparse.Namespace) -> None:
-    _targets([options.file], options.out, options.explore)
+    targets_of([options.file], options.out, options.explore)
     predictor = Predictor(options.run, column=options.column, group=options.group, device=options.device)
     page = explore_file(predictor, options.file) if options.explore else None  # first, for it may refuse
     records = predict_file(
@@ -153,7 +153,7 @@ def bench(options: argparse.Namespace) -> None:
 
 
 def report(options: argparse.Namespace) -> None:
-    _targets([], options.explore, folder=options.out)
+    targets_of([], options.explore, folder=options.out)
     page = TASKS[options.task].report(options.runs, options.out)
     _say(f"Report: {page}, figures in {page.parent / 'figures'}")
     if options.explore:
@@ -181,26 +181,13 @@ def toy(options: argparse.Namespace) -> None:
     _show(toy_table(), None, options)
 
 
-def _targets(read: Sequence[Path], *files: Path | None, folder: Path | None = None) -> list[Path]:
-    """The paths to write to, which must differ from each other and from what is read, and be possible."""
-    found = [path for path in (*files, folder) if path]
-    for i, path in enumerate(found):
-        if path.resolve() in [other.resolve() for other in (*read, *found[:i])]:
-            raise ValueError(f"{path}: expected another path to write to, this one is read or written already")
-        if (path.is_dir() and path is not folder) or any(parent.is_file() for parent in path.parents):
-            raise ValueError(
-                f"{path}: expected a file in a folder, got {'a folder' if path.is_dir() else 'one in a file'}"
-            )
-    return found
-
-
 def select(options: argparse.Namespace) -> None:
     if options.out:
         check_out(options.out, options.hypotheses)
     if options.copy and options.copy.is_file():
         raise ValueError(f"--copy: expected a folder, got the file {options.copy}")
     read = [Path(name) for name in (options.weights, options.resnet) if name and Path(name).is_file()]
-    targets = _targets([options.file, *read], options.out, options.sheet, options.explore, folder=options.copy)
+    targets = targets_of([options.file, *read], options.out, options.sheet, options.explore, folder=options.copy)
     vectors = read_vectors(
         options.file, column=options.column, weights=options.weights, resnet=options.resnet, strict=options.strict
     )

@@ -32,6 +32,19 @@ def extra(name: str = "tasks") -> Iterator[None]:
         raise ImportError(f"{error.name} is missing: pip install 'torchcpl[{name}]'", name=error.name) from error
 
 
+def targets_of(read: Sequence[Path], *files: Path | None, folder: Path | None = None) -> list[Path]:
+    """The paths to write to, which must differ from each other and from what is read, and be possible."""
+    found = [path for path in (*files, folder) if path]
+    for i, path in enumerate(found):
+        if path.resolve() in [other.resolve() for other in (*read, *found[:i])]:
+            raise ValueError(f"{path}: expected another path to write to, this one is read or written already")
+        if (path.is_dir() and path is not folder) or any(parent.is_file() for parent in path.parents):
+            raise ValueError(
+                f"{path}: expected a file in a folder, got {'a folder' if path.is_dir() else 'one in a file'}"
+            )
+    return found
+
+
 def write_atomic(path: str | Path, data: bytes) -> None:
     """Write a file atomically: whatever happens, ``path`` has its old contents or the new, never a part."""
     path = Path(path)
