@@ -60,8 +60,8 @@ SETS = tuple(sorted(name for fold in FOLDS for name in fold.split("+")))
 RECIPE = Path("torchcpl/tasks/piles/recipes/general.toml")
 BAGS = 100  # of each set in the final numbers
 CLEAN = (  # groups, members
-    (1, 12), (1, 100), (1, 500), (2, 50), (2, 250), (3, 20), (3, 160), (4, 10), (5, 12), (5, 80), (6, 20), (8, 12),
-    (12, 8), (20, 8), (30, 5),
+    (1, 12), (1, 100), (1, 500), (2, 50), (2, 250), (3, 4), (3, 20), (3, 160), (4, 10), (5, 12), (5, 80), (6, 20),
+    (8, 3), (8, 12), (10, 4), (12, 8), (15, 2), (20, 8), (25, 4), (30, 5),
 )  # fmt: skip
 F1_WORTH = 10.0  # as much error of the count as one of CluF1
 CALIBRATION = ("temperature", "bias", "shrinkage")
