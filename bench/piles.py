@@ -35,7 +35,7 @@ from torch.nn import functional as F
 
 from torchcpl.checkpoints import load_checkpoint
 from torchcpl.config import from_toml, override
-from torchcpl.encoders.distances import DistanceModel, distance_features, distances, excess
+from torchcpl.encoders.distances import DistanceModel, distances
 from torchcpl.estimator import save_model
 from torchcpl.files import write_json
 from torchcpl.interactions import DenseCoverage
@@ -64,13 +64,8 @@ CLEAN = (  # groups, members
     (8, 3), (8, 12), (10, 4), (12, 8), (15, 2), (20, 8), (25, 4), (30, 5),
 )  # fmt: skip
 F1_WORTH = 10.0  # as much error of the count as one of CluF1
-CALIBRATION = ("temperature", "bias", "shrinkage")
-CALIBRATIONS = [
-    (temperature, round(0.3 * bias, 1), shrinkage)
-    for temperature in (1.0, 0.7)
-    for bias in range(-4, 9)
-    for shrinkage in (0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.4)
-]
+CALIBRATION = ("temperature", "bias")
+CALIBRATIONS = [(temperature, round(0.1 * bias, 1)) for temperature in (1.0, 0.7) for bias in range(-12, 28)]
 TIMED = (40, 80)  # steps of a first run whose time says how many can be afforded
 RESERVE = 40.0  # seconds kept for the validations and the start of the second run
 
@@ -248,7 +243,7 @@ def summary(options: argparse.Namespace) -> dict[str, Any]:
     nets = {name: load_model(folder / f"{name}.safetensors")[0] for folder, one in training for name in one["models"]}
     nets.setdefault("general", load_model(SHIPPED)[0])
     for net in nets.values():
-        net.calibration.copy_(torch.tensor((1.0, 0.0, 0.0)))
+        net.calibration.copy_(torch.tensor((1.0, 0.0)))
     fold = {one: name for name in nets for one in left_out_of(name)}
     if len(fold) < 2:
         raise SystemExit("--out: expected folders with models that leave sets out, to choose the calibration by")
@@ -312,7 +307,7 @@ def clean_piles() -> list[Bags]:
     return found
 
 
-Calibration = tuple[float, float, float]
+Calibration = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -323,13 +318,11 @@ class Found:
     new: Tensor  # (B, T) whether a pick hits a new one
     stop: Tensor  # (B, T) the stop's logit
     others: Tensor  # (B, T) logsumexp of those of the items left
-    excess: Tensor  # (B,) log of the guessed number of groups beyond that to shrink towards
 
     def hazard(self, calibration: Calibration) -> Tensor:
         """The logit of P(stop) after each pick (B, T)."""
-        temperature, bias, shrinkage = calibration
-        found = self.stop / temperature + (bias + shrinkage * self.excess).unsqueeze(-1) - self.others
-        return found.clamp(-50, 50)
+        temperature, bias = calibration
+        return (self.stop / temperature + bias - self.others).clamp(-50, 50)
 
 
 @torch.no_grad()
@@ -337,15 +330,14 @@ def measured(model: DistanceModel, bags: Bags) -> Found:
     """Of models that are not calibrated yet."""
     parts = []
     for d, labels in zip(bags.d.split(10), bags.labels.split(10), strict=True):
-        mask = labels >= 0
-        pot, _, log_k = model.judge(*distance_features(d, mask), mask)
+        pot = model(d, labels >= 0)
         picks, hazard = greedy_hazard(pot, MOST_GROUPS)
         assert isinstance(pot.interaction, DenseCoverage)
         assert pot.interaction.stop_row is not None
         stop = pot.stop.unsqueeze(-1) + pot.interaction.stop_row.gather(1, picks.clamp(min=0)).cumsum(-1)
         hit = labels.gather(1, picks.clamp(min=0)).masked_fill(picks < 0, -1)  # (B, T) classes picked
         new = (hit.unsqueeze(2) == hit.unsqueeze(1)).tril(-1).any(-1).logical_not() & (hit >= 0)
-        parts.append((count_classes(labels), new, stop, stop - hazard, excess(log_k, mask)))
+        parts.append((count_classes(labels), new, stop, stop - hazard))
     return Found(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 

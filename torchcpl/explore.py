@@ -141,8 +141,8 @@ def _process(
     stored, bits = _rounded(one)
     none = torch.zeros_like(one.mask)
     forced, before = (none if part is None else part for part in (rules.required, rules.first))
-    first = bool(before.any())
-    if first and not torch.equal(before, forced):
+    first = rules.first is not None and torch.equal(before, forced)
+    if bool(before.any()) and not first:
         raise ValueError("constraints: expected all required candidates first, or none, for the page has one rule")
     marks: list[Constraint] = [Forbid(~rules.available), Require(forced, first)]
     picks, again = (greedy(p, constraints=marks, **options).tolist() for p in (one, stored))

@@ -126,15 +126,14 @@ def test_the_hazard_is_the_probability_of_stopping() -> None:
             assert float(hazard[b, t - 1]) == pytest.approx(stop - math.log(weight), abs=1e-5)
 
 
-def test_calibration_divides_the_stop_and_shrinks_the_number_of_groups_towards_one_for_twenty_items() -> None:
+def test_calibration_divides_the_stop_and_adds_to_it() -> None:
     torch.manual_seed(0)
     net, mask = DistanceModel(16, 2, 2, 8), torch.arange(200) < torch.tensor([[40], [200]])
     features = distance_features(distances(torch.randn(2, 200, 3)), mask)
-    plain, _, log_k = net.judge(*features, mask)
-    net.calibration.copy_(torch.tensor([0.5, 0.3, 2.0]))
+    plain = net.judge(*features, mask)[0]
+    net.calibration.copy_(torch.tensor([0.5, 0.3]))
     found = net.judge(*features, mask)[0]
-    usual = torch.tensor([2.0, 8.0])  # not ten of 200
-    torch.testing.assert_close(found.stop, 2 * plain.stop + 0.3 + 2 * (log_k - usual.log()))
+    torch.testing.assert_close(found.stop, 2 * plain.stop + 0.3)
     assert isinstance(found.interaction, DenseCoverage)
     assert isinstance(plain.interaction, DenseCoverage)
     torch.testing.assert_close(found.interaction.stop_row, 2 * plain.interaction.stop_row)

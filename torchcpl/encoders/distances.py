@@ -28,7 +28,6 @@ NODE_FEATURES = len(NEIGHBOURS) + 2 + KERNELS * (1 + 2 * len(WALKS)) + 1  # with
 TINY = 1e-6
 CHUNK = 6400  # pairs
 SAME = 1e-6  # rows of length one that differ by less have one direction, but for rounding
-GROUP, GROUPS = 20, 8  # the prior number of groups: one for every 20 items, at most 8
 
 
 def distances(x: Tensor, metric: str = "euclidean") -> Tensor:
@@ -334,11 +333,6 @@ class DistanceBias(nn.Module):
         return self.node(nodes), Pairs(mask.shape[1], mask.device).square(self.edge(edges.mT).mT)
 
 
-def excess(log_k: Tensor, mask: Tensor) -> Tensor:
-    """log k (B,) less the log of the prior number of groups, of bags with ``mask`` (B, N)."""
-    return log_k - (mask.sum(-1).clamp(1, GROUP * GROUPS) / GROUP).log()
-
-
 class DistanceModel(nn.Module):
     """Potentials of bags of which only the distances are known.
 
@@ -348,7 +342,7 @@ class DistanceModel(nn.Module):
     and a term of its own, together at least 0.
 
     ``calibration`` corrects overconfidence on unseen kinds of data and is fitted on such data after training: a
-    temperature and a bias of the stop, and how far k shrinks towards N / 20, at most 8.
+    temperature and a bias of the stop.
     """
 
     precise = True  # stays in float32: rounding of scores changes picks
@@ -368,7 +362,7 @@ class DistanceModel(nn.Module):
         self.same = nn.Linear(edge, 1)  # the logit of being of one group
         self.cover = nn.Parameter(torch.tensor([2.0, 0.0]))  # its scale and offset in c
         self.count = nn.Sequential(nn.Linear(2 * dim, dim), nn.GELU(), nn.Linear(dim, 3))  # log k, slope, offset
-        self.calibration = nn.Buffer(torch.tensor([1.0, 0.0, 0.0]))  # temperature, bias, shrinkage
+        self.calibration = nn.Buffer(torch.tensor([1.0, 0.0]))  # temperature, bias
         nn.init.zeros_(self.ends.weight)
         nn.init.zeros_(self.ends.bias)
 
@@ -394,8 +388,8 @@ class DistanceModel(nn.Module):
             log_k, slope, offset = self.count(torch.cat(pooled, -1)).unbind(-1)  # (B,) each
             log_k = (log_k + 1.5).clamp(-0.5, 6)
             slope = F.softplus(slope)
-            temperature, bias, shrinkage = self.calibration
-            stop = (offset - slope * log_k.exp()) / temperature + bias + shrinkage * excess(log_k, mask)
+            temperature, bias = self.calibration
+            stop = (offset - slope * log_k.exp()) / temperature + bias
             gain = F.softplus(gain + slope.unsqueeze(-1), beta=10)  # or many picks would rule out the stop
         return Potentials(theta, stop, DenseCoverage(cover, gain / temperature), mask), same, log_k
 
