@@ -313,7 +313,6 @@ def clouds(labels: Tensor, dice: Dice, clear: bool) -> tuple[Tensor, Tensor]:
     batch, n = labels.shape
     most = most_classes(n)
     width = int(dice.log_between(2, 33) if dice.chance(0.75) else dice.log_between(33, 400))
-    width = 2 if dice.chance(0.2) else width  # what people draw
     # Half a side of the cube in standard deviations: so much on a plane, less in more dimensions.
     half = (dice.log_between(10, 60) if clear else dice.log_between(3, 20)) * (2 / width) ** 0.5
     centres = (2 * dice.uniform(batch, most, width) - 1) * half
