@@ -37,7 +37,7 @@ TABLES = {
         "paths-geography.json": "The same maps, other areas than trained on, with further scenes to train on",
         "paths-geography-24.json": "The same without further scenes, 24 epochs",
         "paths-left-out.json": "Trained on two maps, reported on the third",
-        "paths-hypotheses.json": "Six answers with probabilities, other areas than trained on",
+        "paths-hypotheses.json": "Six answers with probabilities, areas not trained on (small models, on a CPU)",
     },
 }
 SHORT = {"subsets": ("method", "clu_f1", "card_err", "ms"), "paths": ("method", "min_ade", "min_hd", "off_road", "ms")}
