@@ -4,9 +4,10 @@
     python -m bench.piles --source FOLDER --out NEXT --init OUT --seconds 290 --options '{"lr": 5e-4}'
     python -m bench.piles --source FOLDER --out OUT [MORE ...] --summary results/piles.json --weights FILE.safetensors
 
-Every set is tested by a model that never saw it: five folds leave out one or two unlike sets each, the sixth model,
-``general``, is that of the package (a summary without it takes the weights there are). All are trained at once, on the
-same bags, each on those that it may see.
+Every set is tested by a model that never saw it: ``--names`` are the sets that each model leaves out, by default five
+folds of one or two unlike ones and ``general``, that of the package (a summary without it takes the weights there are).
+All are trained at once, on the same bags, each on those that it may see. With ``--init`` a model goes on from the one
+that left out the fewest sets, its own among them: so one that leaves out many is a common beginning of several.
 
 A model is too sure of itself on a kind of data it never saw. Its stop is calibrated on the sets left out: for each on
 the eight others, for the model of the package on all nine; and as much on piles of well separated groups, whose number
@@ -177,7 +178,7 @@ def begun(folder: Path, name: str) -> Path:
     found = {path: set(left_out_of(path.stem)) for path in sorted(folder.glob("*.safetensors"))}
     fitting = [path for path, out in found.items() if out >= set(left_out_of(name))]
     if not fitting:
-        raise SystemExit(f"--init: expected a model in {folder} that never saw {', '.join(left_out_of(name))}")
+        raise SystemExit(f"--init: expected a model for {name} in {folder}, got none that never saw what it leaves out")
     return min(fitting, key=lambda path: len(found[path]))
 
 

@@ -13,6 +13,7 @@ import torch
 
 from bench import baskets, core, hypotheses, performance, speed
 from bench.claims import claims, find, ratio
+from bench.piles import begun
 from bench.timing import NEVER, Row, resident_peak, run_parts
 from torchcpl.config import override
 from torchcpl.files import read_json, write_json
@@ -136,3 +137,12 @@ def test_baskets_go_on_from_their_file(tmp_path: Path) -> None:
     assert {name: row[name] for name in found} == pytest.approx(found)
     changed = [replace(job, config=override(job.config, lr=1.0)) for job in jobs]
     assert not any(map(baskets.Results(tmp_path / "found.json", changed).has, changed))
+
+
+def test_a_model_that_leaves_sets_out_goes_on_from_one_that_never_saw_them(tmp_path: Path) -> None:
+    for name in ("general", "a+b+c", "a+b", "c"):
+        (tmp_path / f"{name}.safetensors").touch()
+    for name, before in {"general": "general", "a": "a+b", "b+a": "a+b", "c": "c", "b+c": "a+b+c"}.items():
+        assert begun(tmp_path, name).stem == before
+    with pytest.raises(SystemExit, match="--init: expected a model for d in"):
+        begun(tmp_path, "d")
