@@ -271,6 +271,18 @@ def test_varied_ground_is_drawn_where_its_paths_are_and_shown_within_its_reach()
     assert (made.reach == 1).any()
 
 
+def test_ground_folded_within_the_image_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few variations do, so one is given here; the next one drawn is used."""
+    folds = sampling.Variation(0.78, 0.79, -0.25, -0.0012, -0.0008)
+    draws = [folds, sampling.AS_IT_IS]
+    monkeypatch.setattr(sampling.Variation, "draw", lambda rng: draws.pop(0) if draws else sampling.AS_IT_IS)
+    monkeypatch.setattr(sampling, "VARIED", 1.0)
+    assert all(sampling._View(0, 0, 0, row, folds).reach == np.inf for row in range(110, 146))
+    made = generate([procedural_map(20, seed=5)], 4, seed=3, workers=1, varied=True)
+    assert not draws
+    np.testing.assert_array_equal(made.reach, 1.0)
+
+
 def test_scenes_stored_without_their_reach_show_what_they_always_did(made: Scenes, tmp_path: Path) -> None:
     save_scenes(made, tmp_path / "new.npz")
     stored = dict(np.load(tmp_path / "new.npz"))

@@ -360,6 +360,8 @@ def test_further_scenes_are_trained_on_unless_they_show_what_is_not(scenes: Scen
     assert len(made.train) == len(plain.train) + len(free)
     assert torch.equal(made.train.images[len(plain.train) :], torch.from_numpy(scenes.images[free]))
     assert torch.equal(made.reported.images, plain.reported.images)
+    several = task(scenes, split="geography", extra=f"{tmp_path / 'more.npz'},{tmp_path / 'more.npz'}")
+    assert len(several.train) == len(plain.train) + 2 * len(free)
     save_scenes(scenes.select(plain.parts.val), tmp_path / "seen.npz")
     with pytest.raises(ValueError, match=r"extra.*overlaps"):
         _ = task(scenes, split="geography", extra=str(tmp_path / "seen.npz")).train

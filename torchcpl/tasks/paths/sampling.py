@@ -208,10 +208,13 @@ class _View:
 
     @cached_property
     def reach(self) -> float:
-        """The side of the square of ground about the image's centre that holds all it shows, in sides of the image."""
+        """The side of the square of ground about the image's centre that holds all it shows, in sides of the image.
+
+        Infinite where no square of three sides does: some variations fold the ground, and the fold is in the image.
+        """
         if self.vary == AS_IT_IS:
             return 1.0
-        # A variation has no folds: where the rim of a square lies outside the image, so does all beyond it.
+        # But for folds, where the rim of a square lies outside the image, so does all beyond it.
         along_side, one = np.linspace(-1, 1, 65), np.ones(65)
         sides = [(along_side, one), (along_side, -one), (one, along_side), (-one, along_side)]
         rim = SIZE / 2 * np.concatenate([np.stack(pair, axis=1) for pair in sides])
@@ -220,7 +223,7 @@ class _View:
             u, v = (reach * rim + SIZE / 2 - ego).T
             if not _inside(np.stack(self.vary(u, v), axis=1) + ego).any():
                 return float(reach)
-        raise AssertionError(f"{self.vary} shows more than a square of 3 images' side")
+        return math.inf
 
     @cached_property
     def box(self) -> tuple[Array, Array]:
@@ -273,7 +276,8 @@ def sample_scene(roads: Sequence[Roads], seed: int, index: int, varied: bool = F
         road = roads[which]
         offsets = rng.random(OFFSETS) * road.arcs[lane][-1]
         vary = Variation.draw(rng) if varied and rng.random() < VARIED else AS_IT_IS
-        found = _look_ahead(road, lane, offsets, _View(0.0, 0.0, 0.0, row, vary), varied)
+        seen = _View(0.0, 0.0, 0.0, row, vary)
+        found = _look_ahead(road, lane, offsets, seen, varied) if seen.reach < math.inf else None
         if found is None:
             continue
         view, lines = found

@@ -79,7 +79,7 @@ class PathsConfig(TrainConfig):
         0.0, "part of the scenes set aside to choose the checkpoint on (0 = the reported ones)", low=0.0, high=0.5
     )
     extra: str = option(
-        "", "further scenes to train on, a source like the other, drawn as `torchcpl scenes --varied` does; "
+        "", "further scenes to train on, sources like the other with commas between, drawn as `torchcpl scenes --varied` does; "
         "those that overlap scenes held out or reported on are left out",
     )  # fmt: skip
     flip: bool = option(True, "mirror half of the training scenes")
@@ -335,7 +335,8 @@ class PathsTask:
         """The scenes trained on; a task that only reports never reads them."""
         seen = self.scenes.select(self.parts.train)
         if self.config.extra:
-            more = load_source(override(self.config, source=self.config.extra), varied=True)
+            sources = self.config.extra.split(",")
+            more = joined([load_source(override(self.config, source=each), varied=True) for each in sources])
             seen = joined([seen, more.select(unseen(more, self.scenes, self.parts, self.config.split))])
         return SceneSet.of(seen, self.device)
 
