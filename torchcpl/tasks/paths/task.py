@@ -79,8 +79,8 @@ class PathsConfig(TrainConfig):
         0.0, "part of the scenes set aside to choose the checkpoint on (0 = the reported ones)", low=0.0, high=0.5
     )
     extra: str = option(
-        "", "further scenes to train on, sources like the other with commas between, drawn as `torchcpl scenes --varied` does; "
-        "those that overlap scenes held out or reported on are left out",
+        "", "further scenes to train on, sources like the other with commas between, drawn as `torchcpl scenes "
+        "--varied` does; those that overlap scenes held out or reported on are left out",
     )  # fmt: skip
     flip: bool = option(True, "mirror half of the training scenes")
 
