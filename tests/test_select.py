@@ -359,6 +359,34 @@ def test_equal_rows_of_a_large_pile_are_picked_once() -> None:
     assert 80 not in picks(x, 10, forbid=[80])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_of_one_direction_in_a_large_pile_are_picked_once(dtype: type) -> None:
+    rng = np.random.default_rng(0)
+    lengths = 10 ** rng.uniform(-2, 2, (2000, 1))
+    directions = rng.normal(size=(100, 3))
+    one, many = ((lengths * directions[np.arange(2000) % count]).astype(dtype) for count in (1, 100))
+    assert len(picks(one, metric="cosine")) == 1
+    assert sorted(i % 100 for i in picks(many, 100, metric="cosine")) == list(range(100))
+    assert len(set(picks(many, 103, metric="cosine"))) == 103  # forced
+    rules = {"require": [7, 107], "forbid": np.arange(2000) % 100 == 8, "weights": np.arange(2000) / 2000}
+    found = picks(many, 99, metric="cosine", **rules)
+    assert sorted(found[:2]) == [7, 107]
+    assert len({i % 100 for i in found[1:]} - {7, 8}) == 97  # another of a required row's direction is not picked
+    assert min(found[2:]) >= 1900  # of each direction the row of most weight
+
+
+def test_equal_rows_are_found_amid_many_others() -> None:
+    x = torch.randn(200_000, 3, generator=torch.Generator().manual_seed(0))
+    x = torch.cat([x, 1.7 * x[:1000]])
+    everything, nothing = torch.ones(len(x), dtype=torch.bool), torch.zeros(len(x), dtype=torch.bool)
+    for bonus, kept in ((0.0, slice(0, 200_000)), (1.0, slice(1000, 201_000))):
+        weights = torch.zeros(len(x)).index_fill(0, torch.arange(200_000, 201_000), bonus)
+        found = Rows(x, "cosine", torch.device("cpu")).one_of_equal(everything, nothing, weights)
+        expected = nothing.clone()
+        expected[kept] = True
+        assert torch.equal(found, expected)
+
+
 def test_parts_share_the_picks() -> None:
     found = apportion(torch.tensor([10, 3, 7]), 9, torch.tensor([0, 3, 0]))
     assert found.tolist() == [4, 3, 2] or found.tolist() == [3, 3, 3]

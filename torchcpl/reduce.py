@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from torchcpl.encoders.distances import SAME
 
 BLOCK = 16384  # rows read at a time
 SAMPLE = 24  # rows a centre is fitted on
@@ -63,20 +66,26 @@ class Rows:
     def one_of_equal(self, wanted: Tensor, required: Tensor, bonus: Tensor) -> Tensor:
         """(N,) True for one of ``wanted`` among rows that are equal, False for all equal to a required one.
 
-        It is the one of most ``bonus`` (N,), the first of them.
+        It is the one of most ``bonus`` (N,), the first of them. For cosine, rows of one direction are equal.
         """
+        # Rows are equal if their random projections are. Rounding parts those of one direction by less than SAME, and
+        # another row may lie between them, but hardly ever in every projection's order.
+        count, apart = (4, SAME) if self.cosine else (1, 0.0)
         generator = torch.Generator().manual_seed(0)
-        weight = torch.randn(self.x.shape[1], generator=generator, dtype=torch.float64).to(self.device)
-        parts = [(self.take(slice(i, i + BLOCK)) * weight).sum(-1) for i in range(0, len(self), BLOCK)]
-        code = torch.cat(parts)  # equal rows have equal codes, others hardly ever
-        index = wanted.nonzero().flatten()
+        weights = torch.randn(count, self.x.shape[1], generator=generator, dtype=torch.float64).to(self.device)
+        blocks = (self.take(slice(i, i + BLOCK)) for i in range(0, len(self), BLOCK))
+        codes = torch.cat([torch.stack([(rows * weight).sum(-1) for weight in weights]) for rows in blocks], 1)
+        index = wanted.nonzero().flatten()  # required rows, which are among them, first
         index = index[bonus[index].argsort(descending=True, stable=True)]
-        ordered, order = code[index].sort(stable=True)
-        fresh = torch.ones_like(order, dtype=torch.bool)
-        fresh[1:] = ordered[1:] != ordered[:-1]
+        index = index[required[index].argsort(descending=True, stable=True)]
+        for code in codes:
+            order = code[index].argsort(stable=True)
+            group = pad((codes[:, index[order]].diff().abs() > apart).any(0), (1, 0)).cumsum(0)
+            first = torch.full_like(order, len(order)).scatter_reduce(0, group, order, "amin")
+            index = index[first[: int(group[-1]) + 1].sort().values]
         found = torch.zeros_like(wanted)
-        found[index[order[fresh]]] = True
-        return found & ~torch.isin(code, code[required])
+        found[index] = True
+        return found & ~required
 
 
 def precise(dtype: torch.dtype) -> torch.dtype:
