@@ -93,6 +93,15 @@ def test_tensors_may_have_gradients() -> None:
     assert found.predict(torch.tensor(x, requires_grad=True)).tolist() == cpl.Selector().fit_predict(x).tolist()
 
 
+def test_tensors_without_numbers_are_refused() -> None:
+    x = bag(np.random.default_rng(0), 4)
+    meta = torch.tensor(x, device="meta")
+    fitted = cpl.Selector().fit(x)
+    for call in (fitted.fit, fitted.predict, lambda x: fitted.fit([x], [[0]])):
+        with pytest.raises(ValueError, match=r"X: expected a dense tensor of numbers, got .* on meta"):
+            call(meta)
+
+
 def test_a_search_over_sizes_of_numpy(tmp_path: Path) -> None:
     from sklearn.model_selection import GridSearchCV
 

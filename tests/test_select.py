@@ -497,6 +497,14 @@ def test_a_device_that_is_not_there(device: str) -> None:
         cpl.select(X, device=device)
 
 
+@pytest.mark.parametrize("x", [X, pile()])
+def test_a_device_without_numbers(x: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="device: expected one that holds numbers, got meta"):
+        cpl.select(x, device="meta")
+    with pytest.raises(ValueError, match=r"x: expected a dense tensor of numbers, got a float\d\d tensor .* on meta"):
+        cpl.select(torch.tensor(x, device="meta"))
+
+
 def test_more_answers_than_a_search_is_wide() -> None:
     assert cpl.select(X, num_hypotheses=130).indices.shape[0] == 130
 

@@ -167,7 +167,7 @@ def _is_bags(X: Any) -> bool:
 
 
 def _detached(X: Any) -> Any:
-    return X.detach().cpu().numpy() if isinstance(X, Tensor) else X
+    return as_array("X", X).cpu().numpy() if isinstance(X, Tensor) else X
 
 
 def _array(X: Any) -> NDArray[Any]:

@@ -109,6 +109,8 @@ def select_by(
     place = as_device((x.device if isinstance(x, Tensor) else "cpu") if device is None else device)
     many, single = is_large(x, metric), x.ndim == 2
     values: Any = x if many else as_vectors(x, metric).to(place)
+    if place.type == "meta":
+        raise ValueError("device: expected one that holds numbers, got meta")
     shape = (1, len(x)) if single else tuple(x.shape[:2])
     require, forbid, weights = rules
     required, forbidden = as_mask("require", require, shape, place), as_mask("forbid", forbid, shape, place)
@@ -379,7 +381,8 @@ def as_array(name: str, given: Any) -> Tensor:
     """Numbers of any kind, or booleans, as a tensor, which may share the caller's memory and is never written to."""
     if isinstance(given, Tensor):
         if given.is_meta or given.is_complex() or given.layout != torch.strided:
-            raise ValueError(f"{name}: expected a dense tensor of numbers, got {describe(given)}")
+            where = " on meta" if given.is_meta else ""
+            raise ValueError(f"{name}: expected a dense tensor of numbers, got {describe(given)}{where}")
         return given.detach()
     if isinstance(given, np.ma.MaskedArray):
         raise ValueError(f"{name}: expected an array without a mask, got a masked array")
