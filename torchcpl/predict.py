@@ -198,7 +198,7 @@ def predict_file(
 def explore_file(predictor: Predictor, path: Path) -> Explorer:
     """A page to explore the first example of a file."""
     benchmark, _, model, knob = predictor.loaded
-    examples = benchmark.read_examples(path, predictor.column or benchmark.column, 1)
+    examples = benchmark.read_examples(model, path, predictor.column or benchmark.column, 1)
     found = benchmark.page(model, benchmark.collate(model, examples_of(examples, benchmark.rank)), knob)
     if found is None:
         raise ValueError(f"explore: {benchmark.subject.lower()} has no page to explore")
@@ -206,8 +206,8 @@ def explore_file(predictor: Predictor, path: Path) -> Explorer:
 
 
 def _read(predictor: Predictor, path: Path, size: int, limit: int | None) -> Iterator[dict[str, NDArray[Any]]]:
-    benchmark = predictor.loaded.benchmark
-    examples = benchmark.read_examples(path, predictor.column or benchmark.column, limit)
+    benchmark, _, model, _ = predictor.loaded
+    examples = benchmark.read_examples(model, path, predictor.column or benchmark.column, limit)
     for start in track(range(0, len(examples), size), "predicting"):
         yield predictor(examples[start : start + size])
 

@@ -158,10 +158,25 @@ def test_the_registries(shared_data: Path) -> None:
 
 
 def test_parts_of_baskets(tmp_path: Path) -> None:
-    (tmp_path / "new.txt").write_text("4 0 2\n")
-    assert [part.tolist() for part in read_parts(tmp_path / "new.txt")] == [[4, 0, 2]]
-    (tmp_path / "new.txt").write_text("jam\n")
-    with pytest.raises(ValueError, match=r"new\.txt: expected numbers of items, or their names in .*new\.items\.txt"):
-        read_parts(tmp_path / "new.txt")
-    (tmp_path / "new.items.txt").write_text("bread\njam\n")
-    assert [part.tolist() for part in read_parts(tmp_path / "new.txt")] == [[1]]
+    path, source = tmp_path / "new.txt", tmp_path / "b.txt"
+
+    def parts(source: object = source) -> list[list[int]]:
+        return [part.tolist() for part in read_parts(path, str(source), 3)]
+
+    path.write_text("4 0 2\n")
+    assert parts() == [[4, 0, 2]]
+    path.write_text("jam\n")
+    with pytest.raises(ValueError, match=r"numbers of items, or .*new\.items\.txt or in the run's .*b\.txt"):
+        parts()
+    source.write_text("jam, bread\ntea\n")
+    assert parts() == [[1]]
+    assert [part.tolist() for part in read_parts(source, str(source), 3)] == [[1, 0], [2]]
+    source.write_text("jam, bread\n")  # its items have other numbers now
+    with pytest.raises(ValueError, match=r"b\.txt \(3 items, found 2\), got 'jam'"):
+        parts()
+    assert parts(shop(tmp_path, "tea\nball\njam\n")) == [[2]]
+    path.write_text("0\njam\n")
+    with pytest.raises(ValueError, match=r"found 0.*, got 'jam'"):
+        parts(tmp_path / "gone")
+    (tmp_path / "new.items.txt").write_text("jam\nbread\n")
+    assert parts() == [[0], [0]]

@@ -224,6 +224,9 @@ def test_from_files_to_a_table(
     picks = json.loads(Path("picks.json").read_text())["picks"]
     assert [set(row["picks"]) & given for row, given in zip(picks, ({0, 2}, {4}), strict=True)] == [set(), set()]
     assert len(picks[1]["picks"]) == 5
+    Path("names.txt").write_text("item 0, item 2\nitem 4\n")  # by the names that the run was trained with
+    assert cli.main(["predict", "runs/cpl-s0", "names.txt", "--out", "named.json"]) == 0
+    assert json.loads(Path("named.json").read_text())["picks"] == picks
     assert cpl.load("runs/dpp-s0").select([[0, 2], [4]]).indices.shape == (2, 6)
     with pytest.raises(ValueError, match="basket 0: expected numbers below 6, got"):
         cpl.load("runs/cpl-s0").select([[7]])

@@ -263,7 +263,7 @@ def test_a_short_training_and_sets_left_out(tmp_path: Path) -> None:
     run = load(tmp_path / "run")
     assert torch.equal(run.select(bags).indices[1, :3], run.select(bags[1]).indices[0, :3])
     np.save(tmp_path / "new.npy", bags[0].numpy())
-    assert run.loaded.benchmark.read_examples(tmp_path / "new.npy", "", None)[0].equal(bags[0])
+    assert run.loaded.benchmark.read_examples(run.model, tmp_path / "new.npy", "", None)[0].equal(bags[0])
     with pytest.raises(ValueError, match="bag 1: expected"):
         run.select([bags[0], torch.full((2, 2), torch.nan)])
     with pytest.raises(ValueError, match="leave_out"):

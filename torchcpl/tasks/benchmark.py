@@ -112,8 +112,8 @@ class Benchmark(ABC, Generic[C]):
         """An untrained `SelectionModel` for the weights; by default built with the task's data."""
         return self.make_task(config).build()
 
-    def read_examples(self, path: Path, column: str, limit: int | None) -> list[Tensor]:
-        """The examples in a file, without labels; ``column`` names the array, ``limit`` bounds their number."""
+    def read_examples(self, model: Any, path: Path, column: str, limit: int | None) -> list[Tensor]:
+        """The examples in a file for ``model``, without labels: ``limit`` at most, of the array ``column``."""
         raise ValueError(f"{path}: expected a run whose task reads new examples, got one of {self.subject.lower()}")
 
     def collate(self, model: Any, examples: Sequence[Tensor]) -> Any:

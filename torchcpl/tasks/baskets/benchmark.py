@@ -85,8 +85,8 @@ class BasketsBenchmark(Benchmark[BasketsConfig]):
         count = next(len(weights[name]) for name in ("items", "base", "V") if name in weights)
         return build_model(config, torch.full((count,), 0.5), weights.get("features"))
 
-    def read_examples(self, path: Path, column: str, limit: int | None) -> list[Tensor]:
-        return read_parts(path)[:limit]
+    def read_examples(self, model: SetModel, path: Path, column: str, limit: int | None) -> list[Tensor]:
+        return read_parts(path, model.config.source, model.num_items)[:limit]
 
     def collate(self, model: SetModel, examples: Sequence[Tensor]) -> Tensor:
         for row, part in enumerate(examples):

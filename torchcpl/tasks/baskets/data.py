@@ -172,16 +172,33 @@ def _tell_unseen(parts: Parts, names: list[str], files: dict[str, Path]) -> None
                     return
 
 
-def read_parts(path: Path) -> list[Tensor]:
-    """Incomplete baskets in a file, each (m,): by number, or by the names in NAME.items.txt beside NAME.….txt."""
+def read_parts(path: Path, source: str, count: int) -> list[Tensor]:
+    """Incomplete baskets in a file, each (m,), for a model of ``count`` items trained on ``source``.
+
+    They are given by number, or by the names in NAME.items.txt beside NAME.….txt, or else by those of ``source``.
+    """
     lines = read_lines(path)
     file = path.with_name(path.name.split(".")[0] + ".items.txt")
     names = _read_names(file)
     if names is None:
         names = vocabulary(lines)
-        if not all(name.isdigit() for name in names):  # which number a name has, only the file can tell
-            raise ValueError(f"{path}: expected numbers of items, or their names in {file}, got {names[0]!r}")
+        if unknown := [name for name in names if not name.isdigit()]:  # which number each has, other files tell
+            names = item_names(source)
+            if len(names) != count:
+                said = f"{file} or in the run's {source} ({count} items, found {len(names)})"
+                raise ValueError(f"{path}: expected numbers of items, or their names in {said}, got {unknown[0]!r}")
     return [torch.tensor(row) for row in read_sets(lines, names, len(names), path)]
+
+
+def item_names(source: str) -> list[str]:
+    """The names of a source's items in the order of their numbers, none where its files are gone."""
+    if source == MEALS:
+        return meals()[0]
+    files = files_of(source)
+    names = _read_names(files["items"])
+    if names is None and files["train"].is_file():
+        names = vocabulary(read_lines(files["train"]))
+    return names or []
 
 
 def _read_names(path: Path) -> list[str] | None:

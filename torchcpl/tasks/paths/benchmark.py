@@ -144,7 +144,7 @@ class PathsBenchmark(Benchmark[PathsConfig]):
     def build(self, config: PathsConfig, weights: Mapping[str, Tensor]) -> PathsModel:
         return PathsModel(override(config, weights=""))
 
-    def read_examples(self, path: Path, column: str, limit: int | None) -> list[Tensor]:
+    def read_examples(self, model: PathsModel, path: Path, column: str, limit: int | None) -> list[Tensor]:
         """Images of the scenes in a ``.npz``, or of 100 drawn from a lane map or a folder of them."""
         scenes = load_scenes(path) if path.suffix == ".npz" else generate(load_maps(path), limit or 100)
         return list(torch.from_numpy(scenes.images))[:limit]

@@ -38,7 +38,7 @@ class PilesBenchmark(Benchmark[PilesConfig]):
     def build(self, config: PilesConfig, weights: Mapping[str, Tensor]) -> PilesModel:
         return PilesModel(config)
 
-    def read_examples(self, path: Path, column: str, limit: int | None) -> list[Tensor]:
+    def read_examples(self, model: PilesModel, path: Path, column: str, limit: int | None) -> list[Tensor]:
         return read_bags(path, column)[:limit]
 
     def collate(self, model: PilesModel, examples: Sequence[Tensor]) -> Bags:

@@ -95,7 +95,7 @@ class SubsetsBenchmark(Benchmark[SubsetsConfig]):
     def build(self, config: SubsetsConfig, weights: Mapping[str, Tensor]) -> SubsetsModel:
         return SubsetsModel(config, torch.zeros(2, weights["shift"].numel() if "shift" in weights else 1))
 
-    def read_examples(self, path: Path, column: str, limit: int | None) -> list[Tensor]:
+    def read_examples(self, model: Any, path: Path, column: str, limit: int | None) -> list[Tensor]:
         return read_bags(path, column)[:limit]
 
     def collate(self, model: SubsetsModel, examples: Sequence[Tensor]) -> Bags:
