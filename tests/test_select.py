@@ -387,6 +387,21 @@ def test_equal_rows_are_found_amid_many_others() -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("x", "options"),
+    [(X, {}), (X, {"num_hypotheses": 3}), (pile(), {}), (pile(), {"size": 60}), (pile(), {"metric": "cosine"})],
+)
+def test_autocast_changes_nothing(x: np.ndarray, options: dict[str, Any], dtype: torch.dtype) -> None:
+    expected = cpl.select(x, **options)
+    of = assign(x, expected.indices.flatten().unique())
+    with torch.autocast("cpu", dtype):
+        found = cpl.select(x, **options)
+        assert torch.equal(assign(x, expected.indices.flatten().unique()), of)
+    assert torch.equal(found.indices, expected.indices)
+    assert torch.equal(found.log_prob, expected.log_prob)
+
+
 def test_parts_share_the_picks() -> None:
     found = apportion(torch.tensor([10, 3, 7]), 9, torch.tensor([0, 3, 0]))
     assert found.tolist() == [4, 3, 2] or found.tolist() == [3, 3, 3]

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchcpl.encoders.distances import SAME
+from torchcpl.interactions.base import without_autocast
 
 BLOCK = 16384  # rows read at a time
 SAMPLE = 24  # rows a centre is fitted on
@@ -95,7 +96,8 @@ def precise(dtype: torch.dtype) -> torch.dtype:
 
 def nearest(rows: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
     """For rows (n, D) the nearest of the centres (k, D): squared distance less |row|², and which."""
-    score = torch.addmm(centres.square().sum(-1), rows, centres.T, alpha=-2)
+    with without_autocast(rows):
+        score = torch.addmm(centres.square().sum(-1), rows, centres.T, alpha=-2)
     least, which = score.min(-1)
     return least, which
 

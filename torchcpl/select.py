@@ -28,7 +28,7 @@ from torchcpl.encoders.distances import DistanceModel, distances
 from torchcpl.files import track
 from torchcpl.functional import prefix_log_probs, trimmed
 from torchcpl.hypotheses import hypotheses
-from torchcpl.interactions.base import gather_rows
+from torchcpl.interactions.base import gather_rows, without_autocast
 from torchcpl.potentials import Potentials, Selection, as_device, picked_mask
 from torchcpl.reduce import BLOCK, Rows, kmeans, nearest, pivots, precise, reduce, sample, spectral
 
@@ -119,24 +119,26 @@ def select_by(
     picker = _Picker(model or shipped(str(place)), size is not None, num_hypotheses, seed)
     if num_hypotheses > 1 and least > 2 * TRAINED:
         raise ValueError(f"size: expected at most {2 * TRAINED} with several hypotheses, got {least}")
-    if many or (metric != "precomputed" and shape[1] > DIRECT):
-        if num_hypotheses > 1:
-            raise ValueError(f"num_hypotheses: expected 1 for a pile of more than {DIRECT} rows, got {num_hypotheses}")
-        piles = zip([values] if single else values, required, forbidden, bonus, strict=True)
-        large = [
-            _large(picker, Rows(pile, metric, place), must, never, extra, (least, most))
-            for pile, must, never, extra in piles
+    reduced = many or (metric != "precomputed" and shape[1] > DIRECT)
+    if reduced and num_hypotheses > 1:
+        raise ValueError(f"num_hypotheses: expected 1 for a pile of more than {DIRECT} rows, got {num_hypotheses}")
+    with without_autocast(required):  # halves would round distances and their ranks
+        if reduced:
+            piles = zip([values] if single else values, required, forbidden, bonus, strict=True)
+            large = [
+                _large(picker, Rows(pile, metric, place), must, never, extra, (least, most))
+                for pile, must, never, extra in piles
+            ]
+            return _joined([found.map(lambda part: part.unsqueeze(0)) for found in large], single)
+        values = values.view(*shape, -1)
+        kept = distinct(values, metric, required, forbidden, bonus, least)
+        chunk = max(1, 2**22 // shape[1] ** 2)
+        parts = (whole.split(chunk) for whole in (values, kept, required, forbidden, bonus))
+        found = [
+            picker(distances(pile, metric), real, must, never, extra, (least, most))
+            for pile, real, must, never, extra in zip(*parts, strict=True)
         ]
-        return _joined([found.map(lambda part: part.unsqueeze(0)) for found in large], single)
-    values = values.view(*shape, -1)
-    kept = distinct(values, metric, required, forbidden, bonus, least)
-    chunk = max(1, 2**22 // shape[1] ** 2)
-    parts = (whole.split(chunk) for whole in (values, kept, required, forbidden, bonus))
-    found = [
-        picker(distances(pile, metric), real, must, never, extra, (least, most))
-        for pile, real, must, never, extra in zip(*parts, strict=True)
-    ]
-    return _joined(found, single)
+        return _joined(found, single)
 
 
 @torch.no_grad()
