@@ -12,6 +12,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils import _pytree as pytree
 
 import torchcpl as cpl
+from torchcpl.selectors import PointerHead
 
 ORDER = torch.tensor([[0, 3, -1], [2, 1, 4], [-1, -1, -1]])
 CALLS: dict[str, Callable[[cpl.Potentials], Any]] = {
@@ -69,6 +70,23 @@ def test_completions_of_parts_of_several_sizes(kind: str) -> None:
     for options in ({"num_beams": 3, "num_return": 2}, {}):
         compiled = torch.compile(lambda pot, options=options: cpl.complete(pot, part, 4, **options), backend="eager")
         same(compiled(pot), cpl.complete(pot, part, 4, **options))
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_the_pointer_whose_state_grows(cache: bool) -> None:
+    torch.manual_seed(0)
+    head = PointerHead(8, heads=2, ffn=16, max_len=5, cache=cache).double().eval().requires_grad_(False)
+    pot = head(torch.randn(3, 5, 8, dtype=torch.float64))
+    part = torch.tensor([[4, 0, 2], [1, -1, -1], [-1, -1, -1]])  # caches of several lengths
+    calls: list[Callable[[cpl.Potentials], Any]] = [
+        lambda pot: cpl.greedy(pot, 4),
+        lambda pot: cpl.next_probs(pot, part),
+        lambda pot: cpl.complete(pot, part, 4),
+        lambda pot: cpl.complete(pot, part, 4, num_beams=3, num_return=2),
+    ]
+    for call in calls:
+        torch._dynamo.reset()
+        same(torch.compile(call, backend="eager")(pot), call(pot))
 
 
 class Whole(torch.nn.Module):

@@ -57,7 +57,7 @@ def test_the_pointers_state_after_a_set_is_that_of_the_prefix() -> None:
     scattered = torch.tensor([[[3, -1, 1]], [[-1, -1, 2]], [[-1, -1, -1]]])
     compact = torch.tensor([[[3, 1, -1]], [[2, -1, -1]], [[-1, -1, -1]]])
     lengths = [2, 1, 0]
-    (state,) = interaction.after(scattered)
+    state = interaction.after(scattered)[0]
     (prefixes,) = interaction.prefixes(compact)
     for row, length in enumerate(lengths):
         assert torch.allclose(state[row, 0], prefixes[row, length])

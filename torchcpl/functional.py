@@ -23,8 +23,11 @@ from torchcpl.potentials import Potentials, check_potentials, latest
 
 def start_state(pot: Potentials, rules: Rules, width: int) -> State:
     """The interaction's state of K = ``width`` hypotheses before the first pick, or after ``rules.given``."""
+    given = None if rules.given is None else rules.given.expand(-1, width, -1)
+    if given is not None and not readable():  # some of it may be padding
+        return pot.interaction.after(given)
     state = pot.interaction.start(width)
-    for pick in () if rules.given is None else rules.given.expand(-1, width, -1).unbind(-1):
+    for pick in () if given is None else given.unbind(-1):
         state = pot.interaction.advance(state, pick)
     return state
 

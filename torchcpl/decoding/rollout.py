@@ -70,7 +70,7 @@ def begin(pot: Potentials, rules: Rules, width: int) -> tuple[Hypotheses, Tensor
 def rollout(pot: Potentials, rules: Rules, width: int, choose: Choose) -> Selection:
     """Run ``width`` hypotheses a row: (B, K, T)."""
     now, indices, gains = begin(pot, rules, width)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and pot.interaction.depends_on != "order":  # a loop's state cannot grow
         now, indices, gains = _traced_loop(pot, rules, choose, now, indices, gains)
     else:
         for t in range(rules.max_len):

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from torchcpl.checks import check_tensor
+from torchcpl.checks import check_tensor, readable
 from torchcpl.encoders.transformer import DecoderLayer
 from torchcpl.head import mlp
 from torchcpl.interactions import Interaction
@@ -77,7 +77,10 @@ class PointerHead(nn.Module):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pointer(Interaction):
-    """State: the decoder's output (B, K, d), then its caches (or, without cache, the tokens so far)."""
+    """State: the decoder's output (B, K, d), then its caches (or, without cache, the tokens so far).
+
+    After picks that may be padded, the picks instead: where rows have different numbers of them, no cache is aligned.
+    """
 
     features: Tensor  # (B, N, d)
     keys: Tensor  # (B, N, d)
@@ -98,6 +101,8 @@ class Pointer(Interaction):
 
     def advance(self, state: State, picks: Tensor) -> State:
         past = state[1:]
+        if not past[0].is_floating_point():
+            return self.after(torch.cat([past[0], picks.unsqueeze(-1)], -1))
         done = past[0].shape[3] if self.head.cache else past[0].shape[2]  # tokens so far
         token = self._tokens(picks.unsqueeze(-1), done)
         if self.head.cache:
@@ -114,10 +119,13 @@ class Pointer(Interaction):
 
     def after(self, picks: Tensor) -> State:
         # Move the picks to the front, in order: the state is that of the prefix they form.
-        (hidden,) = self.prefixes(picks.gather(-1, picks_first(picks)))
-        per_pick = hidden.view(*picks.shape[:2], picks.shape[2] + 1, hidden.shape[-1])
+        order = picks.gather(-1, picks_first(picks))
+        if not readable():  # the last columns are padding
+            order = order[..., : self.head.max_len]
+        (hidden,) = self.prefixes(order)
+        per_pick = hidden.view(*order.shape[:2], order.shape[2] + 1, hidden.shape[-1])
         length = (picks >= 0).sum(-1)[..., None, None].expand(-1, -1, 1, per_pick.shape[-1])
-        return (per_pick.gather(2, length).squeeze(2),)
+        return per_pick.gather(2, length).squeeze(2), picks
 
     def logits(self, state: State) -> tuple[Tensor, Tensor | None]:
         query = self.head.query(state[0]) / self.head.dim**0.5  # (B, K, d)
