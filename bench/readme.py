@@ -35,9 +35,10 @@ TABLES = {
     "paths": {
         "paths-index.json": "Three nuScenes maps, the paper's split by index",
         "paths-geography.json": "The same maps, other areas than trained on, with further scenes to train on",
+        "paths-geography-20.json": "The same by other weights of the losses, further scenes not warped, 20 epochs",
         "paths-geography-24.json": "The same without further scenes, 24 epochs",
         "paths-left-out.json": "Trained on two maps, reported on the third",
-        "paths-hypotheses.json": "Six answers with probabilities, areas not trained on (small models, on a CPU)",
+        "paths-hypotheses.json": "Six answers with probabilities, areas not trained on",
     },
 }
 SHORT = {"subsets": ("method", "clu_f1", "card_err", "ms"), "paths": ("method", "min_ade", "min_hd", "off_road", "ms")}
