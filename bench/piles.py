@@ -3,11 +3,13 @@
     python -m bench.piles --source FOLDER --out OUT --seconds 420
     python -m bench.piles --source FOLDER --out NEXT --init OUT --seconds 290 --options '{"lr": 5e-4}'
     python -m bench.piles --source FOLDER --out OUT [MORE ...] --summary results/piles.json --weights FILE.safetensors
+    python -m bench.piles --source FOLDER --out OUT [MORE ...] --keep OLD.json --summary NEW.json --weights …
 
 Every set is tested by a model that never saw it: ``--names`` are the sets that each model leaves out, by default five
 folds of one or two unlike ones and ``general``, that of the package (a summary without it takes the weights there are).
 All are trained at once, on the same bags, each on those that it may see. With ``--init`` a model goes on from the one
 that left out the fewest sets, its own among them: so one that leaves out many is a common beginning of several.
+With ``--keep`` the model of the package is the mean of those in OUT and MORE, and the twins are those of OLD.
 
 A model is too sure of itself on a kind of data it never saw. Its stop is calibrated on the sets left out: for each on
 the eight others, for the model of the package on all nine; and as much on piles of well separated groups, whose number
@@ -43,7 +45,7 @@ from torchcpl.interactions import DenseCoverage
 from torchcpl.metrics import cluster_scores
 from torchcpl.provenance import run_info
 from torchcpl.select import SHIPPED, load_model, median_length
-from torchcpl.tasks.piles.data import MOST_GROUPS, Bags, digits, fixed_bags, load_sets, wide_vectors
+from torchcpl.tasks.piles.data import MOST_GROUPS, Bags, Rows, digits, fixed_bags, load_sets, wide_vectors
 from torchcpl.tasks.piles.task import (
     Ahead,
     PilesConfig,
@@ -82,11 +84,12 @@ def main() -> None:
     parser.add_argument("--options", default="{}", help="JSON of options other than the recipe's")
     parser.add_argument("--summary", type=Path, metavar="FILE.json", help="only put together what OUT holds")
     parser.add_argument("--weights", type=Path, help="with --summary: where to write the model of the package")
+    parser.add_argument("--keep", type=Path, metavar="FILE.json", help="with --summary: one before, its twins stay")
     parser.add_argument("--plain", action="store_true", help="no CUDA graph, no drawing ahead")
     parser.add_argument("--tiny", action="store_true", help="a model and bags for a CPU, to see that it runs")
     options = parser.parse_args()
     if options.summary:
-        write_json(options.summary, summary(options))
+        write_json(options.summary, renewed(options) if options.keep else summary(options))
         return
     options.out[0].mkdir(parents=True, exist_ok=True)
     options.deadline = time.time() + options.seconds
@@ -249,14 +252,9 @@ def summary(options: argparse.Namespace) -> dict[str, Any]:
     if len(fold) < 2:
         raise SystemExit("--out: expected folders with models that leave sets out, to choose the calibration by")
     left_out = {name: (nets[fold[name]], sets[name].whole) for name in sorted(fold)}
-    split = {
-        f"{name}, unseen": one.whole.classes(one.unseen)
-        for name, one in sets.items()
-        if set(one.unseen) - set(one.seen)
-    }
-    tested = left_out | {name: (nets["general"], rows) for name, rows in {"digits": digits(), **split}.items()}
+    tested = left_out | {name: (nets["general"], rows) for name, rows in never_seen(sets).items()}
     narrow = {name: fixed_bags(rows, BAGS) for name, (_, rows) in tested.items()}
-    anyhow = {name: bags_of(*wide_vectors(rows, BAGS, 160, seed=3)) for name, (_, rows) in tested.items()}
+    anyhow = {name: any_bags(rows) for name, (_, rows) in tested.items()}
     found = {name: measured(net, narrow[name]) for name, (net, _) in tested.items()}
     wide = {name: measured(net, anyhow[name]) for name, (net, _) in tested.items()}
     clean = {name: [measured(net, bags) for bags in clean_piles()] for name, net in nets.items()}
@@ -276,17 +274,65 @@ def summary(options: argparse.Namespace) -> dict[str, Any]:
         "bags": BAGS, "folds": fold, "calibration": dict(zip(CALIBRATION, shipped, strict=True)),
         "sets": {name: reported(net, narrow[name], chosen[name]) for name, (net, _) in tested.items()},
         "any": {name: reported(net, anyhow[name], chosen[name]) for name, (net, _) in tested.items()},
-        "clean": {
-            f"{k} of {n}": reported(nets["general"], bags, shipped)
-            for (k, n), bags in zip(CLEAN, clean_piles(), strict=True)
-        },
+        "clean": counted(nets["general"], shipped),
         "reliability": {
             said: reliability([(each[name], chosen[name]) for name in each])
             for said, each in (("the benchmark's bags", found), ("any composition", wide))
         },
-        "training": [{key: one[key] for key in ("models", "config", "step", "seconds", "info")} for _, one in training],
+        "training": [trained(one) for _, one in training],
         "info": run_info(seeds=[0]),
     }  # fmt: skip
+
+
+def renewed(options: argparse.Namespace) -> dict[str, Any]:
+    """An earlier summary with another model of the package: the mean of those in the folders, calibrated as the former.
+
+    What the twins have stays: their sets, and how reliable P(stop) is.
+    """
+    kept = json.loads(options.keep.read_text())
+    general = mean_model([folder / "general.safetensors" for folder in options.out])
+    shipped = tuple(kept["calibration"][name] for name in CALIBRATION)
+    rows = never_seen(load_sets(options.source))
+    own = {
+        "sets": {name: reported(general, fixed_bags(one, BAGS), shipped) for name, one in rows.items()},
+        "any": {name: reported(general, any_bags(one), shipped) for name, one in rows.items()},
+    }
+    if options.weights:
+        save_model(options.weights, general, recipe="general")
+    merged = {key: kept[key] | found for key, found in own.items()}
+    training = [trained(json.loads((folder / "training.json").read_text())) for folder in options.out]
+    new = [one for one in training if one not in kept["training"]]
+    return kept | merged | {
+        "clean": counted(general, shipped), "training": kept["training"] + new, "info": run_info(seeds=[0]),
+    }  # fmt: skip
+
+
+def mean_model(paths: list[Path]) -> DistanceModel:
+    """The mean of the weights of models that go on from the same one."""
+    models = [load_model(path)[0] for path in paths]
+    states = [model.state_dict() for model in models]
+    models[0].load_state_dict({name: torch.stack([one[name] for one in states]).mean(0) for name in states[0]})
+    return models[0]
+
+
+def trained(training: dict[str, Any]) -> dict[str, Any]:
+    return {key: training[key] for key in ("models", "config", "step", "seconds", "info")}
+
+
+def never_seen(sets: dict[str, Any]) -> dict[str, Rows]:
+    """What the model of the package never saw: digits, and the classes set aside of the larger sets."""
+    parts = {name: one for name, one in sets.items() if set(one.unseen) - set(one.seen)}
+    return {"digits": digits(), **{f"{name}, unseen": one.whole.classes(one.unseen) for name, one in parts.items()}}
+
+
+def any_bags(rows: Rows) -> Bags:
+    return bags_of(*wide_vectors(rows, BAGS, 160, seed=3))
+
+
+def counted(model: DistanceModel, calibration: Calibration) -> dict[str, dict[str, float]]:
+    """The scores on well separated groups, by their number and size."""
+    piles = zip(CLEAN, clean_piles(), strict=True)
+    return {f"{k} of {n}": reported(model, bags, calibration) for (k, n), bags in piles}
 
 
 def bags_of(x: Tensor, labels: Tensor) -> Bags:

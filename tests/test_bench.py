@@ -8,16 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from bench import baskets, core, hypotheses, performance, speed
+from bench import baskets, core, hypotheses, performance, piles, speed
 from bench.claims import claims, find, ratio
-from bench.piles import begun
 from bench.timing import NEVER, Row, resident_peak, run_parts
 from torchcpl.config import override
+from torchcpl.encoders.distances import DistanceModel
+from torchcpl.estimator import save_model
 from torchcpl.files import read_json, write_json
 from torchcpl.provenance import run_info
+from torchcpl.select import load_model
 from torchcpl.tables import summarise
 
 
@@ -143,6 +146,43 @@ def test_a_model_that_leaves_sets_out_goes_on_from_one_that_never_saw_them(tmp_p
     for name in ("general", "a+b+c", "a+b", "c"):
         (tmp_path / f"{name}.safetensors").touch()
     for name, before in {"general": "general", "a": "a+b", "b+a": "a+b", "c": "c", "b+c": "a+b+c"}.items():
-        assert begun(tmp_path, name).stem == before
+        assert piles.begun(tmp_path, name).stem == before
     with pytest.raises(SystemExit, match="--init: expected a model for d in"):
-        begun(tmp_path, "d")
+        piles.begun(tmp_path, "d")
+
+
+def test_another_model_of_the_package_leaves_the_twins_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the mean of those given, calibrated as the one before, and measured afresh."""
+    monkeypatch.setattr(piles, "BAGS", 2)
+    monkeypatch.setattr(piles, "CLEAN", ((1, 12), (2, 8)))
+    (tmp_path / "sets").mkdir()
+    rng = np.random.default_rng(0)
+    rows = {"train": rng.normal(size=(600, 3)), "test": rng.normal(size=(600, 3))}
+    labels = {f"{part}_labels": np.repeat(np.arange(20), 30) for part in rows}
+    np.savez(tmp_path / "sets" / "made.npz", **rows, **labels, class_names=np.arange(20).astype(str))
+    nets = [DistanceModel(8, 2, 2, 4) for _ in range(2)]
+    training = [dict.fromkeys(("models", "config", "step", "seconds", "info"), i) for i in range(2)]
+    for i, net in enumerate(nets):
+        save_model(tmp_path / f"{i}/general.safetensors", net, recipe="general")
+        write_json(tmp_path / f"{i}/training.json", training[i])
+    kept = {
+        "calibration": {"temperature": 0.5, "bias": 0.25}, "sets": {"twin": 1, "digits": 2}, "any": {"twin": 3},
+        "training": training[:1], "reliability": 4,
+    }  # fmt: skip
+    write_json(tmp_path / "old.json", kept)
+    arguments = "--source sets --out 0 1 --keep old.json --summary new.json --weights w.safetensors"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["piles", *arguments.split()])
+    piles.main()
+    found = read_json(tmp_path / "new.json")
+    assert (found["sets"]["twin"], found["any"]["twin"], found["reliability"]) == (1, 3, 4)
+    assert found["sets"].keys() == {"twin", "digits", "made, unseen"}
+    assert 0 < found["sets"]["digits"]["clu_f1"] <= 1
+    assert found["clean"].keys() == {"1 of 12", "2 of 8"}
+    assert found["training"] == training
+    made = load_model(tmp_path / "w.safetensors")[0].state_dict()
+    torch.testing.assert_close(made["calibration"], torch.tensor([0.5, 0.25]), rtol=1e-3, atol=0)
+    first, second = (net.state_dict()["ends.weight"] for net in nets)
+    torch.testing.assert_close(made["ends.weight"], (first + second) / 2, rtol=2e-3, atol=2e-4)

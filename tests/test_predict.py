@@ -69,7 +69,7 @@ def bags(count: int = 3, items: int = 12) -> np.ndarray:
 
 
 def test_a_run_selects_from_new_data(subsets: Path) -> None:
-    model, x = cpl.load(subsets), bags()
+    model, x = cpl.load(subsets, device="cpu"), bags()
     chosen = model.select(x)
     assert isinstance(chosen, cpl.Selection)
     wanted = model.model.select(unlabelled([torch.from_numpy(bag) for bag in x], "cpu"), model.loaded.knob)

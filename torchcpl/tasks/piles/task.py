@@ -37,7 +37,7 @@ from torchcpl.train import device_of
 METHODS = {"cpl": "CPL"}
 COLUMNS = ("clu_rec", "clu_prec", "clu_f1", "card_err")
 OWN_STEPS = 30  # picks of the model itself that the loss follows
-LARGE_EVERY = 3  # steps, of which one has large bags
+LARGE_EVERY = 2  # steps, of which one has large bags
 MOST_PICKS = 30  # in validation, of bags of at most ten classes
 SHIFTS = tuple(round(-1.5 + 0.1 * i, 1) for i in range(31))  # of the stop's logit, to choose from
 
@@ -56,7 +56,7 @@ class PilesConfig(TrainConfig):
     edge: int = option(32, "width of the pairs", low=1)
     steps: int = option(200, "steps of an epoch", low=1)
     items: int = option(160, "most items of a bag", low=2)
-    large: int = option(512, "most items of a bag in every third step, with fewer bags", low=2)
+    large: int = option(512, "most items of a bag in every second step, with fewer bags", low=2)
     synthetic: float = option(0.3, "share of made-up bags", low=0.0, high=1.0)
     varied: float = option(1.0, "how often real sets are recoloured, paired and their classes pulled apart", low=0.0)
     wide: float = option(0.0, "share of real bags whose composition is not the benchmark's", low=0.0, high=1.0)
@@ -264,7 +264,7 @@ class PilesTask:
         items, count, wide = config.items, config.batch_size, (config.wide, config.wide_made_up)
         if step % LARGE_EVERY == LARGE_EVERY - 1 and config.large > items:
             items, count = config.large, max(1, round(count * (items / config.large) ** 2))
-            wide = (1 + wide[0]) / 2, (1 + wide[1]) / 2  # or the size of a large bag would tell how many classes it has
+            wide = 1.0, 1.0  # or the size of a large bag would tell how many classes it has
         bags = self.mixture.bags(step, count, items, wide)
         nodes, edges = distance_features(bags.d, bags.mask)
         assert bags.drawn is not None
