@@ -362,6 +362,8 @@ def test_further_scenes_are_trained_on_unless_they_show_what_is_not(scenes: Scen
     assert torch.equal(made.reported.images, plain.reported.images)
     several = task(scenes, split="geography", extra=f"{tmp_path / 'more.npz'},{tmp_path / 'more.npz'}")
     assert len(several.train) == len(plain.train) + 2 * len(free)
+    with pytest.raises(ValueError, match=r"extra = 'more\.npz,': expected sources with commas between"):
+        task(scenes, split="geography", extra="more.npz,")
     save_scenes(scenes.select(plain.parts.val), tmp_path / "seen.npz")
     with pytest.raises(ValueError, match=r"extra.*overlaps"):
         _ = task(scenes, split="geography", extra=str(tmp_path / "seen.npz")).train

@@ -111,6 +111,8 @@ class PathsConfig(TrainConfig):
         super().__post_init__()
         if self.split not in SPLITS and map_left_out(self.split) is None:
             raise ValueError(f"split = {self.split!r}: expected {', '.join(SPLITS)} or {MAP}NAME")
+        if self.extra and not all(map(str.strip, self.extra.split(","))):
+            raise ValueError(f"extra = {self.extra!r}: expected sources with commas between")
 
 
 class PathBatch(NamedTuple):
@@ -335,7 +337,7 @@ class PathsTask:
         """The scenes trained on; a task that only reports never reads them."""
         seen = self.scenes.select(self.parts.train)
         if self.config.extra:
-            sources = self.config.extra.split(",")
+            sources = map(str.strip, self.config.extra.split(","))
             more = joined([load_source(override(self.config, source=each), varied=True) for each in sources])
             seen = joined([seen, more.select(unseen(more, self.scenes, self.parts, self.config.split))])
         return SceneSet.of(seen, self.device)
