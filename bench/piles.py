@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -403,7 +404,7 @@ def reported(model: DistanceModel, bags: Bags, calibration: Calibration) -> dict
     return scores | dict(zip(CALIBRATION, calibration, strict=True))
 
 
-def lost(found: Found, counted: bool = False) -> np.ndarray:
+def lost(found: Found, counted: bool = False) -> NDArray[Any]:
     """(calibrations,) what is to be small in their choice: CluF1 that is missing, and the error of the count.
 
     Of greedy picks, not refined: as good for the choice, and faster.

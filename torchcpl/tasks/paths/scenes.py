@@ -229,7 +229,8 @@ def split_scenes(scenes: Scenes, split: str, val: float = 0.2, held_out: float =
       scenes with 1, 2, 3 and more paths beyond it, over all maps. ``held_out`` is then cut off the rest likewise.
     - ``map:NAME``: the scenes of that map to report on; of the others, areas with the share ``held_out``.
     """
-    everything, lost = np.arange(len(scenes)), np.empty(0, np.int64)
+    everything: Ints = np.arange(len(scenes))
+    lost: Ints = np.empty(0, np.int64)
     asked = f"split = {split!r}, val = {val}, held_out = {held_out}"
     name = map_left_out(split)
     if not (val >= 0 and held_out >= 0 and held_out + (val if name is None else 0) < 1):

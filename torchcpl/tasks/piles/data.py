@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -39,7 +40,7 @@ class Rows:
     def to(self, device: torch.device) -> Rows:
         return Rows(*(part.to(device) for part in vars(self).values()))
 
-    def classes(self, chosen: np.ndarray) -> Rows:
+    def classes(self, chosen: NDArray[Any]) -> Rows:
         index = torch.as_tensor(chosen, device=self.start.device)
         return Rows(self.values, self.scale, self.shift, self.start[index], self.count[index])
 
@@ -58,11 +59,11 @@ class LabelledSet:
     train: Rows
     test: Rows
     whole: Rows
-    seen: np.ndarray
-    unseen: np.ndarray  # all classes where there are too few to set some aside
+    seen: NDArray[Any]
+    unseen: NDArray[Any]  # all classes where there are too few to set some aside
 
 
-def rows_of(values: np.ndarray, labels: np.ndarray, classes: int, scale: Tensor, shift: Tensor) -> Rows:
+def rows_of(values: NDArray[Any], labels: NDArray[Any], classes: int, scale: Tensor, shift: Tensor) -> Rows:
     # Shuffled within a class: neighbours in the file may be alike.
     order = np.lexsort((np.random.RandomState(0).rand(len(labels)), labels))
     count = np.bincount(labels, minlength=classes)
