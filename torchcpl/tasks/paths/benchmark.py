@@ -182,7 +182,7 @@ class PathsBenchmark(Benchmark[PathsConfig]):
         parts = split_scenes(scenes_of(config), config.split, config.val, config.held_out)
         strata = _strata(scenes_of(config).counts[parts.val])
         start = f"{config.backbone}{', pretrained' if config.weights else ''}"
-        names = " and ".join(Path(each).name for each in config.extra.split(","))
+        names = " and ".join(Path(each.strip()).name for each in config.extra.split(","))
         more = f" and of the further ones in {names} that overlap none held out or reported on"
         return [
             f"Pixels of 0.5 m, to the nearest valid path; {len(parts.val)} scenes ({strata} valid paths).",
